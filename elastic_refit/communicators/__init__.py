@@ -1,0 +1,1 @@
+"""Communicators: move bytes inside one membership, and can be broken from outside."""

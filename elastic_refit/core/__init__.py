@@ -1,0 +1,1 @@
+"""Policy, pure: standard library only. No clock, random, environment, logging, asyncio, threads or I/O here."""

@@ -1,0 +1,63 @@
+"""What is known about each participant when a refit has failed: the input of a verdict, and nothing but facts.
+
+Every field is an observation. Nothing here judges; :mod:`elastic_refit.core.attribution` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from elastic_refit.core.ids import Member
+
+__all__ = ["Beacon", "MemberEvidence", "Testimony", "WaitingOn"]
+
+WaitingOn = Literal["recv", "send", "buffer", "source", "engine", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Beacon:
+    """A rank's out-of-band progress report for one epoch.
+
+    Bucket cursors: join is -1, buckets are ``0..K-1``, commit is ``K``; a value is the highest one reached, and
+    ``-2`` is nothing yet. ``tick_age_s`` is how long ago the rank last made progress inside its own work.
+    """
+
+    epoch: int
+    entered: int = -2
+    completed: int = -2
+    applied: int = -1
+    waiting_on: WaitingOn = "none"
+    waiting_peer: int | None = None
+    phase: str = "preparing"
+    tick_age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Testimony:
+    """What a rank said about somebody else: it lost ``peer``, or it was aborted. Never its own fault.
+
+    ``kind`` is ``peer_lost`` or ``aborted``; ``peer`` is a rank of the same epoch, or None when it names nobody.
+    """
+
+    kind: Literal["peer_lost", "aborted"]
+    peer: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberEvidence:
+    """Everything observed about one participant of the failed attempt, up to the verdict."""
+
+    member: Member
+    rank: int
+    died: str | None = None
+    """Ray reported the death, or a recorded process is gone: the report's words."""
+    fault: str | None = None
+    """The error that the member itself raised, unless it was a communicator error."""
+    testimony: Testimony | None = None
+    answered_ping: bool | None = None
+    """None: nobody asked yet."""
+    beacon: Beacon | None = None
+    finished: bool = False
+    """It received everything, or sent everything, in this attempt."""

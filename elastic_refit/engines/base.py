@@ -1,0 +1,116 @@
+"""What a refit needs of a generation engine, and what a shard needs of it.
+
+Two small protocols. :class:`WeightReceiver` lives in the process that holds the weights (one per engine rank) and is
+the only way by which a refit touches them. :class:`ShardEngine` is the shard actor's view: generate, pause, resume,
+reach the receiver.
+
+What must never happen here: a tensor that the engine may keep is a view into memory that somebody reuses; a request is
+scheduled while an update is open; an engine that was rolled back calls its weights old.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+    from elastic_refit.core.manifest import Manifest
+
+__all__ = ["Sample", "SamplingSpec", "ShardEngine", "WeightReceiver"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSpec:
+    """How to sample: ``max_tokens`` new tokens per prompt at ``temperature``; ``seed`` makes it repeatable.
+
+    ``temperature`` 0 is greedy. Sampling is from the full distribution (no top-k, no top-p), so that the returned
+    log-probabilities are those of the policy that was sampled.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    seed: int | None = None
+    ignore_eos: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completion.
+
+    ``logprobs[i]`` is the natural-log probability of ``token_ids[i]`` under the full distribution, float32, at
+    temperature 1. ``weight_version`` is the version of the weights that made every token of it.
+    """
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    weight_version: int
+
+
+class WeightReceiver(ABC):
+    """The four calls by which a refit enters an engine process. One thread calls them, in order.
+
+    ``begin · feed* · finish`` is a whole update; ``rollback`` ends an open one. A recovery may go on feeding the update
+    that is still open: what was fed once is not fed again.
+    """
+
+    @abstractmethod
+    def begin(self, manifest: Manifest) -> None:
+        """Open an update. Nothing may be scheduled on the engine until ``finish`` or ``rollback``."""
+
+    @abstractmethod
+    def feed(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Take whole tensors, by their checkpoint names, each exactly once per update.
+
+        The caller gives the memory away: it never writes to these tensors again.
+        """
+
+    @abstractmethod
+    def finish(self, version: int) -> None:
+        """Close the update: every tensor of the manifest was fed. From here samples are labelled ``version``.
+
+        Raises:
+            TransportError: tensors are missing; the update stays open and nothing is labelled.
+        """
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Make the engine runnable again after an update that will not be finished; a no-op if none is open.
+
+        Runnable, not old: parts that were complete before the abort may keep the new weights, so the shard must not
+        serve until a whole update has finished.
+        """
+
+
+class ShardEngine(ABC):
+    """One engine replica as its shard actor holds it. Constructing it loads the model and may take minutes."""
+
+    @abstractmethod
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingSpec) -> list[Sample]:
+        """Complete ``prompts`` (token ids), in their order. Blocks; refuses nobody: the gate is the shard's."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Return when nothing is scheduled any more and nothing will be until ``resume``. Idempotent."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Let requests run again; drops cached prefixes of older weights. Idempotent."""
+
+    @abstractmethod
+    def in_worker(self, function: Callable[[WeightReceiver], T]) -> T:
+        """Run ``function`` with the receiver, in the engine's worker, on the calling thread; blocks until it returns."""
+
+    @abstractmethod
+    def pids(self) -> tuple[int, ...]:
+        """Every process this engine consists of, the actor's own included."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the engine and end its child processes."""

@@ -7,7 +7,9 @@ inside another limit may legally exceed, because then a healthy rank is aborted,
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import isclose
 
 from elastic_refit.errors import ConfigError
@@ -24,7 +26,7 @@ _COVERS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("abort_s", ("stall_s", *_REACTION), "a rank must not abort by itself before the culprit of a stall is fenced"),
     *(
         ("abort_s", (phase, *_REACTION), "a rank that overstays its phase must be named before the others abort")
-        for phase in ("pause_s", "pack_s", "apply_s", "finalize_s")
+        for phase in ("pack_s", "apply_s", "finalize_s")
     ),
     ("settle_s", ("order_s", "apply_s"), "a survivor finishes the bucket it is applying before it answers an abort"),
     ("hard_s", ("abort_s",), "a stall is explained only if the limit of the whole transfer comes later"),
@@ -37,8 +39,8 @@ _COVERS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 class Deadlines:
     """Every limit of one refit, in seconds.
 
-    The phase limits ``pause_s pack_s apply_s finalize_s`` bound the time between two signs of progress inside that
-    phase, and pausing and packing as a whole too, since nothing moves before all are ready.
+    The phase limits ``pack_s apply_s finalize_s`` bound the time between two signs of progress inside that phase.
+    ``pause_s`` bounds pausing as a whole: nobody is in the collective yet, so nothing waits for an abort.
     """
 
     ping_s: float
@@ -110,21 +112,24 @@ def check(deadlines: Deadlines) -> None:
     """Reject limits that contradict each other.
 
     Raises:
-        ConfigError: naming both sides with their numbers, and why the one must cover the other. ``fields``: ``name``,
-            ``value_s``, ``needs``, ``needs_s``.
+        ConfigError: naming both sides of the widest contradiction, with their numbers, and why the one must cover the
+            other. ``fields``: ``name``, ``value_s``, ``needs``, ``needs_s``.
     """
-    for name, parts, why in _COVERS:
-        value_s = getattr(deadlines, name)
-        needs_s = sum(getattr(deadlines, part) for part in parts)
-        if value_s < needs_s and not isclose(value_s, needs_s):
-            needs = " + ".join(parts)
-            raise ConfigError(
-                f"{name} ({value_s:g} s) must be at least {needs} ({needs_s:g} s): {why}",
-                name=name,
-                value_s=value_s,
-                needs=needs,
-                needs_s=needs_s,
-            )
+    short = [
+        (needs_s - value_s, name, value_s, " + ".join(parts), needs_s, why)
+        for name, parts, why in _COVERS
+        for value_s, needs_s in [(getattr(deadlines, name), sum(getattr(deadlines, part) for part in parts))]
+        if value_s < needs_s and not isclose(value_s, needs_s)
+    ]
+    if short:
+        _, name, value_s, needs, needs_s, why = max(short)
+        raise ConfigError(
+            f"{name} ({value_s:g} s) must be at least {needs} ({needs_s:g} s): {why}",
+            name=name,
+            value_s=value_s,
+            needs=needs,
+            needs_s=needs_s,
+        )
 
 
 def derive_deadlines(
@@ -181,10 +186,6 @@ class BandwidthEstimate:
             return self.floor_bytes_per_s
         newest = len(self.rates) - 1
         weighted = sorted((rate, self.decay ** (newest - age)) for age, rate in enumerate(self.rates))
-        wanted = self.percentile * sum(weight for _, weight in weighted)
-        seen = 0.0
-        for rate, weight in weighted:
-            seen += weight
-            if seen >= wanted:
-                break
+        reached = list(accumulate(weight for _, weight in weighted))
+        rate, _ = weighted[bisect_left(reached, self.percentile * reached[-1])]
         return min(max(rate, self.floor_bytes_per_s), self.cap_bytes_per_s)

@@ -139,6 +139,10 @@ class RefitParticipant:
         """Trainers: hold the version still and pack the first bucket."""
         return self._carry_out("packing", lambda: self._pin(order, source, bucket_bytes))
 
+    def pause(self, order: ReadyOrder, pause: Callable[[], None]) -> Answer:
+        """Shards: return when nothing is scheduled on the engine any more."""
+        return self._carry_out("pausing", lambda: self._pause(order, pause))
+
     def send(self, order: TransferOrder) -> Answer:
         """Trainers: send every bucket from ``start_bucket`` on."""
         return self._carry_out("in_collective", lambda: self._send(order))
@@ -194,6 +198,11 @@ class RefitParticipant:
             self._pinned = PinnedVersion.of(order.version, source, bucket_bytes)
         self._transport.pack_first(self._pinned, order.start_bucket)
         return Ready(self._pinned.manifest)
+
+    def _pause(self, order: ReadyOrder, pause: Callable[[], None]) -> Answer:
+        self._require(order.epoch)
+        pause()
+        return Done()
 
     def _send(self, order: TransferOrder) -> Answer:
         pinned = self._pinned
@@ -292,7 +301,7 @@ class RefitParticipant:
                 self._idle.notify_all()
 
     def _break_group(self, reason: str) -> None:
-        self._progress.enter("aborted")
+        self._progress.phase = "aborted"  # no tick: the age of the last progress is evidence
         for target in (self._pending, self._communicator):
             if target is not None:
                 target.abort(reason)

@@ -320,7 +320,10 @@ class _Protocol(Turn):
     def _committed(self) -> None:
         run, group = self.running, self.group
         self.record(RefitLanded(group.epoch, run.version))
-        landed = Landed(run.version, group, run.rebuilt, run.recoveries, run.findings, run.resent_buckets)
+        assert run.manifest is not None, "a transfer has a manifest"
+        landed = Landed(
+            run.version, group, run.manifest, run.rebuilt, run.recoveries, run.findings, run.resent_buckets
+        )
         self.commands.append(Finish(landed))
         self.run = None
 

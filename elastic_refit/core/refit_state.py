@@ -90,6 +90,7 @@ class Ended:
 class Landed:
     version: int
     membership: Membership
+    manifest: Manifest
     rebuilt: bool
     recoveries: int
     findings: tuple[Finding, ...]

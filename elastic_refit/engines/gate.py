@@ -20,6 +20,10 @@ class GenerationGate:
         self._running = False
         self._closed = False
 
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
+
     @contextmanager
     def generating(self) -> Iterator[None]:
         """Wait until nothing else runs and the gate is open, then hold it.

@@ -68,10 +68,11 @@ class TorchReceiver(WeightReceiver):
 
     def finish(self, version: int) -> None:
         self.update.require_complete()
-        self.update.complete(version)
+        self.update.close()
+        self.update.version = version
 
     def rollback(self) -> None:
-        self.update.discard()
+        self.update.close()
 
     def _require_whole_model(self, manifest: Manifest) -> None:
         wrong = [

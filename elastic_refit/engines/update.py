@@ -14,7 +14,7 @@ __all__ = ["UpdateLedger"]
 class UpdateLedger:
     """Which tensors of the open update came, and the version that the engine's weights may be called.
 
-    ``version`` becomes ``NO_VERSION`` with the first tensor of an update and a number again only with ``complete``.
+    ``version`` becomes ``NO_VERSION`` with the first tensor of an update; only who finishes it sets a number again.
     """
 
     def __init__(self, version: int) -> None:
@@ -27,9 +27,13 @@ class UpdateLedger:
 
     def open(self, manifest: Manifest) -> None:
         """Raises PlanMismatch if an update is open already."""
-        if self.is_open:
-            raise PlanMismatch("an update is open already; finish it or roll it back first")
+        self.require_closed()
         self._missing = dict.fromkeys(spec.name for spec in manifest.tensors)
+
+    def require_closed(self) -> None:
+        """Raises PlanMismatch if an update is open."""
+        if self.is_open:
+            raise PlanMismatch("a weight update is open; finish it or roll it back first")
 
     def take(self, names: Iterable[str]) -> None:
         """Mark ``names`` as fed.
@@ -56,11 +60,8 @@ class UpdateLedger:
                 missing=tuple(missing),
             )
 
-    def complete(self, version: int) -> None:
-        self._missing = None
-        self.version = version
-
-    def discard(self) -> None:
+    def close(self) -> None:
+        """No update is open any more; ``version`` stays what it is."""
         self._missing = None
 
     def _require_open(self) -> dict[str, None]:

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_refit.actors.coordinator import RefitCoordinator, RefitReport, coordinator_options, policy_of
 from elastic_refit.actors.ledger import LedgerClient, ledger_actor
@@ -28,9 +29,9 @@ from elastic_refit.core.ledger_state import LedgerPolicy
 from elastic_refit.core.messages import PingOrder
 from elastic_refit.errors import ConfigError, CoordinatorLost, ElasticRefitError, ShardDied, TrainerLost
 from elastic_refit.processes import kill_proved
-from elastic_refit.supervisor import FleetSupervisor
+from elastic_refit.actors.supervisor import FleetSupervisor
 
-__all__ = ["Fleet"]
+__all__ = ["Fleet", "require_cpus"]
 
 logger = logging.getLogger(__name__)
 
@@ -144,16 +145,14 @@ class Fleet:
             max_recoveries=self._config.refit.max_recoveries_per_refit,
             min_healthy=self._config.fleet.min_healthy,
         )
-        return (
-            ray.remote(**coordinator_options())(RefitCoordinator)
-            .options(name=f"elastic-refit coordinator {self.run_id}")
-            .remote(
-                policy,
-                self._ledger,
-                ledger_s=self._limits.ledger_s,
-                widths=self._widths,
-                incident_folder=str(self.incidents),
-            )
+        actor = ray.remote(**coordinator_options())(RefitCoordinator)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        return actor.options(name=f"coordinator {self.run_id}", scheduling_strategy=here).remote(
+            policy,
+            self._ledger,
+            ledger_s=self._limits.ledger_s,
+            widths=self._widths,
+            incident_folder=str(self.incidents),
         )
 
     def _make_trainer(self, trainer: TrainerId, kind: type[TrainerActor], arguments: Mapping[str, Any]) -> ActorHandle:

@@ -215,10 +215,14 @@ class RayConfig(Section):
 
     address: str | None = None
     """A running cluster, `auto` for the one of this machine, null to start one here."""
-    dashboard_port: Annotated[int, Field(ge=1, le=65535)] | None = 8265
-    """Port of the dashboard of a cluster that is started here; null: no dashboard."""
+    dashboard_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port of the dashboard of a cluster that is started here; null: the first free one from 8265 on."""
     num_cpus: Count | None = None
-    """CPUs that a cluster started here says it has; null: those of the machine."""
+    """CPUs that a cluster started here says it has; null: those of the machine, and what the fleet needs at least."""
+    cpus_per_trainer: Annotated[float, Field(ge=0)] = 1.0
+    """CPUs that the cluster reserves for each trainer; they place actors and limit nothing."""
+    cpus_per_shard: Annotated[float, Field(ge=0)] = 1.0
+    """CPUs that the cluster reserves for each shard."""
 
 
 class RunConfig(Section):

@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from elastic_refit.actors.coordinator import RefitCoordinator, RefitReport, coordinator_options, policy_of
 from elastic_refit.actors.ledger import LedgerClient, ledger_actor
 from elastic_refit.actors.setup import ParticipantSetup
+from elastic_refit.actors.supervisor import FleetSupervisor
 from elastic_refit.actors.trainer import TrainerActor, trainer_options
 from elastic_refit.actors.vllm_shard import VllmShardActor, shard_options
 from elastic_refit.chaos import Fault
@@ -29,7 +30,6 @@ from elastic_refit.core.ledger_state import LedgerPolicy
 from elastic_refit.core.messages import PingOrder
 from elastic_refit.errors import ConfigError, CoordinatorLost, ElasticRefitError, ShardDied, TrainerLost
 from elastic_refit.processes import kill_proved
-from elastic_refit.actors.supervisor import FleetSupervisor
 
 __all__ = ["Fleet", "require_cpus"]
 

@@ -87,7 +87,7 @@ class FleetSupervisor:
         state = self._ledger.state()
         for shard, watch in self._watches.items():
             known = record_of(state, shard.index)
-            if known is None or known.shard != shard or known.state.name == watch.state:
+            if known is None or known.id != shard or known.state.name == watch.state:
                 continue
             successor = _hold(shard, watch.handle, known.state.name, watch.token + 1)
             watch.handle.release.remote(watch.token)

@@ -26,7 +26,9 @@ def cli() -> None:
 
 @cli.command()
 @click.option("--config", "path", type=click.Path(path_type=Path), help="YAML file; default: the demo's own.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. refit.bucket_bytes=65536.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. refit.bucket_bytes=65536."
+)
 @click.option("--steps", type=int, help="Training steps; each ends with a refit.")
 @click.option("--shards", type=int, help="Generation shards.")
 @click.option("--trainers", type=int, help="Trainer ranks.")
@@ -35,7 +37,9 @@ def cli() -> None:
 @click.option("--kill", "kills", multiple=True, metavar="SHARD@STEP:PHASE", help="SIGKILL a shard, e.g. 0@3:bucket:2.")
 @click.option("--freeze", "freezes", multiple=True, metavar="SHARD@STEP:PHASE", help="SIGSTOP a shard.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the result here.")
-def demo(path: Path | None, overrides: tuple[str, ...], kills: tuple[str, ...], freezes: tuple[str, ...], **rest: Any) -> None:
+def demo(
+    path: Path | None, overrides: tuple[str, ...], kills: tuple[str, ...], freezes: tuple[str, ...], **rest: Any
+) -> None:
     """Run a small RL loop on this machine, with shards that are killed in the middle of a refit."""
     from elastic_refit.chaos import parse_fault
 
@@ -49,7 +53,9 @@ def demo(path: Path | None, overrides: tuple[str, ...], kills: tuple[str, ...], 
         "engine": "engine.kind",
     }
     chosen = [f"{keys[name]}={value}" for name, value in rest.items() if value is not None]
-    config = _demo_config(path, [*overrides, *chosen])
+    if rest["engine"] is not None:
+        chosen.insert(0, "engine.options={}")  # the file's options are those of the file's engine
+    config = _demo_config(path, [*chosen, *overrides])
 
     from rich.console import Console
 

@@ -43,7 +43,14 @@ from elastic_refit.core.messages import (
     TransferOrder,
 )
 from elastic_refit.engines.base import WeightReceiver
-from elastic_refit.errors import CommunicatorAborted, CommunicatorError, DigestMismatch, PeerLost, PlanMismatch, StaleEpoch
+from elastic_refit.errors import (
+    CommunicatorAborted,
+    CommunicatorError,
+    DigestMismatch,
+    PeerLost,
+    PlanMismatch,
+    StaleEpoch,
+)
 from elastic_refit.transports.base import OpenUpdate, PinnedVersion, RankContext, WeightSource, WeightTransport
 from elastic_refit.transports.packing import BucketUnpacker
 from elastic_refit.watchdog import Armed, RefitAbortWatchdog

@@ -5,9 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic_refit.core.ids import ShardId
+from elastic_refit.core.ids import ShardId, TrainerId
+from elastic_refit.core.membership import Membership
+from elastic_refit.core.refit_state import Ended, Finding, RefitPolicy, Running
 
-__all__ = ["WrongDigests", "judge_digests"]
+__all__ = ["Judgement", "WrongDigests", "judge", "judge_digests"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Whom the protocol condemns, or how it ends. ``is_only_deaths``: deaths need no further corroboration."""
+
+    findings: tuple[Finding, ...] = ()
+    ended: Ended | None = None
+    is_only_deaths: bool = False
+
+
+def judge(policy: RefitPolicy, run: Running, group: Membership, observer_late_s: float) -> Judgement:
+    findings = []
+    for member in group.members:
+        known = run.evidence.get(member)
+        if known is None:
+            continue
+        if known.died:
+            findings.append(Finding(member, 1, known.died))
+        elif known.fault:
+            findings.append(Finding(member, 1, known.fault))
+        elif known.answered_ping is False:
+            findings.append(Finding(member, 2, "silent"))
+    trainer = [f for f in findings if isinstance(f.member, TrainerId)]
+    if trainer:
+        return Judgement((), Ended("TrainerLost", f"{trainer[0].member}: {trainer[0].why}"), True)
+    if not findings:
+        return Judgement((), Ended("UnattributedHang", "nobody is named"), False)
+    return Judgement(tuple(findings), None, all(run.evidence[f.member].died for f in findings))
 
 
 @dataclass(frozen=True, slots=True)

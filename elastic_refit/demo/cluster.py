@@ -66,7 +66,8 @@ def _init(config: RunConfig) -> None:
             ray.init(address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"ray.address: no cluster answers at {config.ray.address!r}: {str(error).splitlines()[0]}", field="ray.address"
+                f"ray.address: no cluster answers at {config.ray.address!r}: {str(error).splitlines()[0]}",
+                field="ray.address",
             ) from None
         return
     port = config.ray.dashboard_port

@@ -133,7 +133,7 @@ class DeadlinesConfig(Section):
     finalize_s: Seconds = 15.0
     """A shard commits after its last bucket."""
     hard_s: Seconds = 60.0
-    """The whole transfer: every bucket moved and applied, and the commit."""
+    """The whole transfer: every bucket moved and applied."""
     settle_s: Seconds = 12.0
     """Survivors answer the abort order; covers order_s + apply_s, since they finish the bucket that they apply."""
     ledger_s: Seconds = 10.0

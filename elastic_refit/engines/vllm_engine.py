@@ -125,7 +125,7 @@ def _load(model: str, options: dict[str, Any]) -> Any:
         weight_transfer_config=WeightTransferConfig(backend=vllm_worker.BACKEND),
         worker_extension_cls=_EXTENSION,
         logprobs_mode="raw_logprobs",
-        **options,
+        **{"use_tqdm_on_load": False, **options},
     )
 
 

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
+
+from elastic_refit.core.evidence import WaitingOn
 
 __all__ = ["Communicator", "CommunicatorBackend", "GroupSpec", "PendingCommunicator", "Progress"]
 
@@ -40,7 +43,11 @@ class GroupSpec:
 
 
 class Communicator(ABC):
-    """A joined group. One thread uses it; any thread may abort it."""
+    """A joined group, or a part of one that ``split`` made. One thread uses it; any thread may abort it.
+
+    A call that ends with an error leaves the group unusable for this rank: its neighbours are told by the loss of
+    their connection, and the next call raises the same kind of error.
+    """
 
     rank: int
     world_size: int
@@ -53,9 +60,37 @@ class Communicator(ABC):
         Blocks until this rank has received and forwarded everything.
 
         Raises:
-            PeerLost: a neighbour's connection ended; ``peer`` is its rank.
+            PeerLost: a neighbour's connection ended; ``peer`` is its rank in the epoch's group.
             CommunicatorAborted: ``abort`` was called, before or during the call; ``reason`` says why.
+            CommunicatorError: the peer is in another call than this rank: the group is out of step.
         """
+
+    @abstractmethod
+    def send(self, buffer: memoryview, peer: int, *, progress: Progress | None = None) -> None:
+        """Give ``buffer`` to rank ``peer``, which must ``recv`` as many bytes. Blocks; raises as ``broadcast`` does."""
+
+    @abstractmethod
+    def recv(self, buffer: memoryview, peer: int, *, progress: Progress | None = None) -> None:
+        """Fill ``buffer`` from rank ``peer``. Blocks; raises as ``broadcast`` does."""
+
+    @abstractmethod
+    def group(self) -> AbstractContextManager[None]:
+        """Issue every ``send`` and ``recv`` of the ``with`` body together when it ends, so that none waits for another.
+
+        Buffers must stay untouched until then. Sends to one peer, and receives from one peer, keep their order.
+        """
+
+    @abstractmethod
+    def split(self, color: int | None, key: int) -> Communicator | None:
+        """Divide the group: ranks of one ``color`` form a child, ranked by ``(key, rank)``. All ranks must call it.
+
+        Returns None for ``color`` None. A child has an abort of its own; aborting or closing the parent does the same
+        to every child. ``peer`` in a child's errors and in ``waiting_on`` is a rank of the epoch's group.
+        """
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Return when everything issued so far has completed in this rank; raises as ``broadcast`` does."""
 
     @abstractmethod
     def abort(self, reason: str) -> None:
@@ -69,6 +104,16 @@ class Communicator(ABC):
     @abstractmethod
     def aborted(self) -> str | None:
         """The reason of the first abort, or None."""
+
+    @property
+    @abstractmethod
+    def released_s(self) -> float | None:
+        """Seconds from ``abort`` until the call that it freed had left; 0.0 if none was in progress, None until then."""
+
+    @property
+    @abstractmethod
+    def waiting_on(self) -> tuple[WaitingOn, int | None]:
+        """What the call in progress waits for, and for which rank of the epoch's group. Any thread may read it."""
 
 
 class PendingCommunicator(ABC):
@@ -87,10 +132,12 @@ class PendingCommunicator(ABC):
         """
 
     @abstractmethod
-    def abort(self, reason: str) -> None: ...
+    def abort(self, reason: str) -> None:
+        """Free a ``join`` in progress, refuse a later one, and abort the communicator that an earlier one made."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stop listening, if ``join`` has not taken the listeners over. Idempotent."""
 
 
 class CommunicatorBackend(Protocol):

@@ -20,14 +20,20 @@ if TYPE_CHECKING:
 
     from elastic_refit.core.manifest import Manifest
 
-__all__ = ["Sample", "SamplingSpec", "ShardEngine", "WeightReceiver"]
+__all__ = ["NO_VERSION", "Sample", "SamplingSpec", "ShardEngine", "WeightReceiver", "request_seed"]
 
 T = TypeVar("T")
+
+NO_VERSION = -1
+"""What weights are called that are no whole version: some tensors of an update came, and the update did not finish."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSpec:
     """How to sample: ``max_tokens`` new tokens per prompt at ``temperature``; ``seed`` makes it repeatable.
+
+    Prompt number ``i`` of a call draws from a stream of its own, made from ``seed`` and ``i``: equal prompts get
+    different completions, and the same call gives the same ones.
 
     ``temperature`` 0 is greedy. Sampling is from the full distribution (no top-k, no top-p), so that the returned
     log-probabilities are those of the policy that was sampled.
@@ -38,19 +44,28 @@ class SamplingSpec:
     seed: int | None = None
     ignore_eos: bool = True
 
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1 or self.temperature < 0:
+            raise ValueError(f"max_tokens must be at least 1 and temperature at least 0: {self}")
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One completion.
 
     ``logprobs[i]`` is the natural-log probability of ``token_ids[i]`` under the full distribution, float32, at
-    temperature 1. ``weight_version`` is the version of the weights that made every token of it.
+    temperature 1. ``weight_version`` is the version of the weights that made every token of it, or ``NO_VERSION``.
     """
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     weight_version: int
+
+
+def request_seed(seed: int | None, index: int) -> int | None:
+    """The seed of prompt ``index`` of a call; None stays None."""
+    return None if seed is None else (seed * 1_000_003 + index) % 2**63
 
 
 class WeightReceiver(ABC):
@@ -62,13 +77,21 @@ class WeightReceiver(ABC):
 
     @abstractmethod
     def begin(self, manifest: Manifest) -> None:
-        """Open an update. Nothing may be scheduled on the engine until ``finish`` or ``rollback``."""
+        """Open an update. The engine is paused already, and stays so until ``finish`` or ``rollback``.
+
+        Raises:
+            PlanMismatch: an update is open, or the manifest does not describe this model.
+        """
 
     @abstractmethod
     def feed(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Take whole tensors, by their checkpoint names, each exactly once per update.
 
-        The caller gives the memory away: it never writes to these tensors again.
+        The caller gives the memory away: it never writes to these tensors again. From the first tensor until
+        ``finish`` the weights are ``NO_VERSION``.
+
+        Raises:
+            PlanMismatch: no update is open, or a tensor was fed before or is not in the manifest; nothing was taken.
         """
 
     @abstractmethod
@@ -84,7 +107,8 @@ class WeightReceiver(ABC):
         """Make the engine runnable again after an update that will not be finished; a no-op if none is open.
 
         Runnable, not old: parts that were complete before the abort may keep the new weights, so the shard must not
-        serve until a whole update has finished.
+        serve until a whole update has finished; samples are labelled ``NO_VERSION`` until then. If nothing was fed,
+        the weights and their label are the old ones.
         """
 
 
@@ -93,7 +117,14 @@ class ShardEngine(ABC):
 
     @abstractmethod
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingSpec) -> list[Sample]:
-        """Complete ``prompts`` (token ids), in their order. Blocks; refuses nobody: the gate is the shard's."""
+        """Complete ``prompts`` (token ids), in their order. Blocks, also while the engine is paused.
+
+        It refuses nobody: whether this shard may serve is the shard's decision.
+
+        Raises:
+            ValueError: a prompt cannot be completed (empty, too long); the caller's fault, not the shard's.
+            ShardError: the engine was closed, or cannot say which weights made a sample.
+        """
 
     @abstractmethod
     def pause(self) -> None:
@@ -101,11 +132,18 @@ class ShardEngine(ABC):
 
     @abstractmethod
     def resume(self) -> None:
-        """Let requests run again; drops cached prefixes of older weights. Idempotent."""
+        """Let requests run again; drops cached prefixes of older weights. Idempotent.
+
+        Raises:
+            ShardError: a weight update is open, or the cached prefixes could not be dropped; it stays paused.
+        """
 
     @abstractmethod
     def in_worker(self, function: Callable[[WeightReceiver], T]) -> T:
-        """Run ``function`` with the receiver, in the engine's worker, on the calling thread; blocks until it returns."""
+        """Run ``function`` with the receiver, in the engine's worker, on the calling thread; blocks until it returns.
+
+        What it raises arrives here. Never called while a generation runs: pause first.
+        """
 
     @abstractmethod
     def pids(self) -> tuple[int, ...]:
@@ -113,4 +151,4 @@ class ShardEngine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free the engine and end its child processes."""
+        """Free the engine and end its child processes; a generation that waits raises ShardError. Idempotent."""

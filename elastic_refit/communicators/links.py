@@ -1,0 +1,129 @@
+"""One-directional connections between two ranks, and the bell that wakes a thread that polls.
+
+A link is created after its handshake, used by one thread, and broken by any: ``shutdown`` frees whoever is blocked in
+it. Its file descriptor is closed only by the thread that uses it, or when nobody does; else the number could already
+belong to another file when a call that was about to use it gets there.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+__all__ = ["Bell", "Link", "LinkEnded"]
+
+_BUFFER_BYTES = 4 << 20
+"""Asked for; the system caps it. Larger buffers let a neighbour run ahead instead of waking for every packet."""
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
+
+
+class LinkEnded(Exception):
+    """The connection to ``peer`` is over: by its death, by its close, or by our own shutdown. The caller knows which."""
+
+    def __init__(self, peer: int, why: str) -> None:
+        super().__init__(why)
+        self.peer = peer
+
+
+class Link:
+    """A proven connection to ``peer``, used in one direction. Calls block unless their name says otherwise."""
+
+    __slots__ = ("messages", "peer", "sock")
+
+    def __init__(self, sock: socket.socket, peer: int) -> None:
+        self.sock = sock
+        self.peer = peer
+        self.messages = 0
+        """Messages begun on this link; both ends count alike."""
+        sock.setblocking(True)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def send(self, data: memoryview | bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._send(rest, 0) :]
+
+    def recv(self, into: memoryview) -> None:
+        rest = into
+        while rest:
+            rest = rest[self._recv(rest, socket.MSG_WAITALL) :]
+
+    def send_some(self, data: memoryview) -> int:
+        """Send what fits without blocking; 0 if nothing does."""
+        return self._send(data, socket.MSG_DONTWAIT)
+
+    def recv_some(self, into: memoryview) -> int:
+        """Receive what is there without blocking; 0 if nothing is."""
+        return self._recv(into, socket.MSG_DONTWAIT)
+
+    def shutdown(self) -> None:
+        """Free whoever is blocked in this link, and tell the peer. Any thread."""
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the peer was faster
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def _send(self, data: memoryview, flags: int) -> int:
+        try:
+            return self.sock.send(data, flags | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise LinkEnded(self.peer, str(error)) from error
+
+    def _recv(self, into: memoryview, flags: int) -> int:
+        try:
+            size = self.sock.recv_into(into, 0, flags)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise LinkEnded(self.peer, str(error)) from error
+        if size == 0:
+            raise LinkEnded(self.peer, "end of stream")
+        return size
+
+
+class Bell:
+    """Wakes one thread out of a poll. Any thread may ring, also after it was closed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._listening, self._ringing = socket.socketpair()
+        self._listening.setblocking(False)
+        self._ringing.setblocking(False)
+        self._closed = False
+
+    def fileno(self) -> int:
+        return self._listening.fileno()
+
+    def ring(self) -> None:
+        with self._lock:
+            if not self._closed:
+                try:
+                    self._ringing.send(b"\0")
+                except BlockingIOError:
+                    pass  # it has rung often enough
+
+    def quiet(self) -> None:
+        """Forget earlier rings; look at what they announced after this, not before."""
+        try:
+            while self._listening.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        """By the thread that polls, or when none does."""
+        with self._lock:
+            self._closed = True
+            self._listening.close()
+            self._ringing.close()

@@ -1,0 +1,214 @@
+"""States, events and commands of the refit protocol; :mod:`elastic_refit.core.refit` holds its rules.
+
+Everything is a frozen value, so that the same protocol runs under Ray, in an exhaustive search and on a virtual clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elastic_refit.core.events import Event as LedgerEvent
+from elastic_refit.core.evidence import MemberEvidence
+from elastic_refit.core.ids import Member, ProcessId, ShardId
+from elastic_refit.core.manifest import Manifest
+from elastic_refit.core.membership import Membership
+from elastic_refit.core.messages import Answer, Op, Order
+
+__all__ = [
+    "Answered",
+    "Call",
+    "Command",
+    "Died",
+    "Ended",
+    "Event",
+    "Finding",
+    "Finish",
+    "Fleet",
+    "Ignored",
+    "Landed",
+    "Record",
+    "RefitPolicy",
+    "RefitRequested",
+    "RefitState",
+    "Round",
+    "RoundTimedOut",
+    "Running",
+    "StartTimer",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RefitPolicy:
+    """What the protocol is allowed, and how long each round may take (seconds, by round)."""
+
+    round_s: Mapping[Op, float]
+    max_recoveries: int = 1
+    min_healthy: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The ledger's view when the refit is asked for: who may take part. ``widths`` by shard index."""
+
+    num_trainers: int
+    widths: tuple[int, ...]
+    present: frozenset[ShardId]
+    suspects: frozenset[ShardId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Why one member was condemned. ``rule`` is the rule of attribution, 0 where no rule was needed."""
+
+    member: Member
+    rule: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One question to several members, with one deadline. ``token`` tells its timer from every other."""
+
+    op: Op
+    token: int
+    waiting: frozenset[Member]
+    answers: Mapping[Member, Answer] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The refit is over without landing. ``error`` is a class name of :mod:`elastic_refit.errors`."""
+
+    error: str
+    sentence: str
+    findings: tuple[Finding, ...] = ()
+    evidence: tuple[MemberEvidence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    version: int
+    membership: Membership
+    manifest: Manifest
+    rebuilt: bool
+    recoveries: int
+    findings: tuple[Finding, ...]
+    resent_buckets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A refit in progress.
+
+    ``outstanding`` are the members whose call of the attempt has not come back; ``evidence`` is what is known about
+    each member since the attempt began; ``ending`` is set once the refit can only be wound up.
+    """
+
+    version: int
+    fleet: Fleet
+    round: Round
+    membership: Membership | None = None
+    processes: Mapping[Member, tuple[ProcessId, ...]] = field(default_factory=dict)
+    manifest: Manifest | None = None
+    start_bucket: int = 0
+    recoveries: int = 0
+    rebuilt: bool = False
+    in_incident: bool = False
+    outstanding: frozenset[Member] = frozenset()
+    evidence: Mapping[Member, MemberEvidence] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    fenced: frozenset[Member] = frozenset()
+    applied_through: Mapping[Member, int] = field(default_factory=dict)
+    link_resends: int = 0
+    resent_buckets: int = 0
+    ending: Ended | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RefitState:
+    """``epoch`` is the highest ever opened; ``built`` is the group that exists now, None if it was broken."""
+
+    policy: RefitPolicy
+    coordinator: int = 0
+    epoch: int = 0
+    built: Membership | None = None
+    next_token: int = 0
+    running: Running | None = None
+
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class RefitRequested:
+    version: int
+    fleet: Fleet
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A member's call came back with a value; a :class:`Fault` or a testimony is a value too."""
+
+    op: Op
+    epoch: int
+    member: Member
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The member's process is gone: ``why`` in the words of who reported it."""
+
+    member: Member
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimedOut:
+    """The deadline of round ``token`` passed. ``observer_late_s``: how late the observer's own loop was by then."""
+
+    token: int
+    observer_late_s: float = 0.0
+
+
+Event = RefitRequested | Answered | Died | RoundTimedOut
+
+# -- commands
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    op: Op
+    epoch: int
+    member: Member
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimer:
+    token: int
+    op: Op
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Tell the ledger, and go on only when it has it."""
+
+    event: LedgerEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    outcome: Landed | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """The event belongs to something that is over; ``reason`` says to what."""
+
+    reason: str
+
+
+Command = Call | StartTimer | Record | Finish | Ignored

@@ -1,0 +1,55 @@
+"""Engines by name. An engine's libraries are imported when it is built, and not before."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from elastic_refit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from elastic_refit.engines.base import ShardEngine
+
+__all__ = ["ENGINES", "build_engine", "require_engine"]
+
+
+def build_engine(kind: str, model: str, options: Mapping[str, Any], *, initial_version: int = 0) -> ShardEngine:
+    """Load ``model`` into a new engine of ``kind`` in this process; may take minutes.
+
+    ``options`` are the engine's own argument names. ``initial_version`` labels samples until the first update.
+
+    Raises:
+        ConfigError: ``kind`` is unknown, its library is missing, or the model or an option cannot be used.
+    """
+    require_engine(kind)
+    return ENGINES[kind](model, options, initial_version)
+
+
+def require_engine(kind: str) -> None:
+    """Raises ConfigError if an engine of ``kind`` cannot be built here; imports nothing heavy."""
+    if kind not in ENGINES:
+        raise ConfigError(f"engine: {kind!r} is unknown; use one of {', '.join(ENGINES)}", engine=kind)
+    if kind == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            "vLLM is not installed: pip install 'elastic-refit[cpu]' ([cuda] on a GPU machine), or use --engine torch",
+            engine=kind,
+        )
+    for library in ("torch", "transformers"):
+        if importlib.util.find_spec(library) is None:
+            raise ConfigError(f"{library} is not installed: pip install 'elastic-refit[cpu]'", engine=kind)
+
+
+def _vllm(model: str, options: Mapping[str, Any], initial_version: int) -> ShardEngine:
+    from elastic_refit.engines.vllm_engine import VllmEngine
+
+    return VllmEngine(model, options, initial_version=initial_version)
+
+
+def _torch(model: str, options: Mapping[str, Any], initial_version: int) -> ShardEngine:
+    from elastic_refit.engines.torch_engine import TorchEngine
+
+    return TorchEngine(model, options, initial_version=initial_version)
+
+
+ENGINES: dict[str, Callable[[str, Mapping[str, Any], int], ShardEngine]] = {"vllm": _vllm, "torch": _torch}

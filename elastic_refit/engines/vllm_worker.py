@@ -1,0 +1,241 @@
+"""The part of elastic-refit that lives in vLLM's worker process: the weight-transfer backend and the RPC extension.
+
+Everything that touches vLLM's private layerwise-reload state is in this file (written against vLLM 0.32). vLLM finds
+the backend by the ``vllm.general_plugins`` entry point, or because the engine names the extension class, which imports
+this module.
+
+What must never happen here: a worker RPC of ours raises (with several ranks every later answer would be off by one);
+an update is finished that is not whole; a layer is left on the meta device when the update is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+from vllm.model_executor.model_loader.reload import layerwise
+from vllm.platforms import current_platform
+
+from elastic_refit.core.manifest import Manifest
+from elastic_refit.engines.base import WeightReceiver
+from elastic_refit.engines.update import UpdateLedger
+from elastic_refit.errors import PlanMismatch, TransportError
+
+__all__ = [
+    "BACKEND",
+    "ElasticRefitTransfer",
+    "ElasticRefitWorkerExtension",
+    "VllmReceiver",
+    "WorkerOutcome",
+    "register",
+]
+
+BACKEND = "elastic_refit"
+
+
+def register() -> None:
+    """Make the backend known to vLLM in this process. The ``vllm.general_plugins`` entry point; repeatable."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, ElasticRefitTransfer)
+
+
+@dataclass
+class ManifestInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is untyped
+    """What every later update moves: ``Manifest.to_dict()``."""
+
+    manifest: dict[str, Any]
+
+
+@dataclass
+class TensorsInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is untyped
+    """Whole tensors by their checkpoint names. They must live in the worker's process and are given away."""
+
+    tensors: Sequence[tuple[str, torch.Tensor]]
+
+
+class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # type: ignore[misc]  # vLLM is untyped
+    """vLLM's weight-transfer lifecycle over layerwise reload, with what the stock backends lack: completeness and
+    rollback.
+
+    vLLM calls the ``*_weight_update`` methods; between them anybody in this process may ``feed``.
+    """
+
+    init_info_cls = ManifestInfo
+    update_info_cls = TensorsInfo
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.update = UpdateLedger(version=0)
+        self._manifest: Manifest | None = None
+
+    def init_transfer_engine(self, init_info: ManifestInfo) -> None:
+        self._manifest = Manifest.from_dict(init_info.manifest)
+
+    def start_weight_update(self) -> None:
+        if self._manifest is None:
+            raise PlanMismatch("no manifest: init_weight_transfer_engine comes before the first update")
+        self.update.open(self._manifest)
+        try:
+            layerwise.initialize_layerwise_reload(self.model)
+        except BaseException:
+            self.rollback()
+            raise
+
+    def feed(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Load whole tensors. vLLM keeps references to them until their layer is complete."""
+        self.update.take(name for name, _ in tensors)
+        with disable_mtp_completeness_check():
+            self.model.load_weights(iter(tensors))
+
+    def receive_weights(self, update_info: TensorsInfo) -> None:
+        self.feed(update_info.tensors)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """The stock chunk. After an error the worker calls the update over, so its traces must go at once.
+
+        Unlike the base class it does not synchronise an accelerator, which a CPU build lacks; finishing does.
+        """
+        try:
+            self.receive_weights(self.parse_update_info(update_info))
+        except BaseException:
+            self.rollback()
+            raise
+
+    def finish_weight_update(self) -> None:
+        """Raises TransportError if a tensor is missing; the update then stays open and vLLM labels nothing."""
+        self.update.require_complete()
+        unfed = self._unfed_layers()
+        if unfed:
+            raise TransportError(f"the manifest has not all weights of {unfed[0]}", layers=tuple(unfed))
+        layerwise.finalize_layerwise_reload(self.model, self.model_config)
+        self._repack_embeddings()
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+        self.update.close()
+
+    def rollback(self) -> None:
+        """Put back the tensors of every layer that is not complete; a no-op if no update is open."""
+        if not self.update.is_open:
+            return
+        for layer in self.model.modules():
+            info = layerwise.get_layerwise_info(layer)
+            if info.can_load():
+                layerwise._place_kernel_tensors(layer, info)
+                info.reset()
+        self.model._do_torchao_reload = self.model._original_do_torchao_reload
+        layerwise.LOADING_LAYERS.clear()
+        self._repack_embeddings()
+        self.update.close()
+
+    def shutdown(self) -> None:
+        self._manifest = None
+
+    def _unfed_layers(self) -> list[str]:
+        """Layers that got none, or not all, of their weights: the manifest is of another model.
+
+        vLLM itself would keep the old weights of the first kind with a log line, and finish the second kind with
+        uninitialised memory.
+        """
+        short: dict[str, Iterable[torch.Tensor]] = {}
+        fed: set[int] = set()
+        for name, layer in self.model.named_modules():
+            info = layerwise.get_layerwise_info(layer)
+            parameters = info.kernel_tensors[0] if info.can_load() else layer._parameters
+            if parameters and info.can_load() and _is_short(layer, info):
+                short[name] = parameters.values()
+            else:
+                fed |= {tensor.data_ptr() for tensor in parameters.values() if tensor is not None}
+        fed.discard(0)  # parameters that a CPU kernel packed away have no memory
+        # A tied output head gets its weight through the embedding.
+        return [name for name, tensors in short.items() if any(tensor.data_ptr() not in fed for tensor in tensors)]
+
+    def _repack_embeddings(self) -> None:
+        """On CPU a tied output head multiplies by a packed copy of the embedding, which layerwise reload forgets.
+
+        Nothing else shows it: the parameters and their checksums are right, only the logits are old.
+        """
+        if current_platform.is_cpu():
+            for module in self.model.modules():
+                if isinstance(module, VocabParallelEmbedding):
+                    module.quant_method.process_weights_after_loading(module)
+
+
+def _is_short(layer: torch.nn.Module, info: Any) -> bool:
+    """Only a plain linear layer must be full: elsewhere there is padding, or a scale that a checkpoint may lack."""
+    if is_deferred_attention_layer(layer) or not info.load_numel_total:
+        return False
+    is_plain = isinstance(layer, LinearBase) and isinstance(layer.quant_method, UnquantizedLinearMethod)
+    return bool(info.load_numel == 0 or (is_plain and info.load_numel < info.load_numel_total))
+
+
+class VllmReceiver(WeightReceiver):
+    """The receiver protocol on one vLLM worker. It holds no state of its own: a new one goes on where the last was."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self._transfer: ElasticRefitTransfer = worker.weight_transfer_engine
+
+    def begin(self, manifest: Manifest) -> None:
+        self._transfer.update.require_closed()
+        self._transfer.init_transfer_engine(ManifestInfo(manifest.to_dict()))
+        self._worker.start_weight_update()
+
+    def feed(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        with set_current_vllm_config(self._worker.vllm_config):
+            self._transfer.feed(tensors)
+
+    def finish(self, version: int) -> None:
+        self._worker.finish_weight_update()
+        self._transfer.update.version = version
+
+    def rollback(self) -> None:
+        with set_current_vllm_config(self._worker.vllm_config):
+            self._transfer.rollback()
+        self._transfer.reset_weight_update_target()
+        self._worker._weight_update_active = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOutcome:
+    """What one worker answers. ``version`` and ``update_open`` are the state after the call, whatever came of it."""
+
+    value: Any
+    error: Exception | None
+    version: int
+    update_open: bool
+
+
+class ElasticRefitWorkerExtension:
+    """Mixed into vLLM's worker class by ``worker_extension_cls``; reached by ``collective_rpc``."""
+
+    weight_transfer_engine: ElasticRefitTransfer
+
+    def elastic_refit_call(self, function: Callable[[WeightReceiver], Any]) -> WorkerOutcome:
+        """Run ``function`` with this worker's receiver. Never raises: the error is in the outcome."""
+        value, failure = None, None
+        try:
+            value = function(VllmReceiver(self))
+        except Exception as error:
+            failure = error
+        update = self.weight_transfer_engine.update
+        return WorkerOutcome(value=value, error=failure, version=update.version, update_open=update.is_open)
+
+    def elastic_refit_assume_version(self, version: int) -> None:
+        """The weights that were loaded at start are ``version``."""
+        self.weight_transfer_engine.update.version = version
+
+
+register()

@@ -1,0 +1,367 @@
+"""The refit's side of one process: communicators it was handed, the watchdog over them, and the gate before serving.
+
+Lives in a trainer, or in the process that holds a shard's weights. Two kinds of threads call it: the *working* thread
+carries out orders that may block in a collective (join, send, receive, commit); *control* threads ask and abort (ping,
+prepare, settle) and never wait for the working thread longer than they say.
+
+What must never happen here: an order of an epoch that is over carried out, a neighbour's death reported as one's own
+fault, ``serving_version`` naming weights that are not whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from elastic_refit.beacon import ProgressRecorder
+from elastic_refit.communicators.base import Communicator, CommunicatorBackend, GroupSpec, PendingCommunicator
+from elastic_refit.core.deadlines import Deadlines
+from elastic_refit.core.evidence import Testimony
+from elastic_refit.core.ids import Member, ProcessId
+from elastic_refit.core.manifest import Manifest
+from elastic_refit.core.messages import (
+    Answer,
+    CommitOrder,
+    Committed,
+    Done,
+    Fault,
+    JoinOrder,
+    PingOrder,
+    Pong,
+    Prepared,
+    PrepareOrder,
+    Ready,
+    ReadyOrder,
+    Received,
+    Sent,
+    Settled,
+    SettleOrder,
+    TransferOrder,
+)
+from elastic_refit.engines.base import WeightReceiver
+from elastic_refit.errors import (
+    CommunicatorAborted,
+    CommunicatorError,
+    DigestMismatch,
+    PeerLost,
+    PlanMismatch,
+    StaleEpoch,
+)
+from elastic_refit.transports.base import OpenUpdate, PinnedVersion, RankContext, WeightSource, WeightTransport
+from elastic_refit.transports.packing import BucketUnpacker
+from elastic_refit.watchdog import Armed, RefitAbortWatchdog
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["RefitParticipant"]
+
+Reach = Callable[[int, str], None]
+"""Called with the version and the phase that the refit has come to in this process."""
+
+InWorker = Callable[[Callable[[WeightReceiver], None]], None]
+"""Runs a function with the receiver where the weights are, as ``ShardEngine.in_worker`` does."""
+
+
+class RefitParticipant:
+    """One member's part in refits, one refit at a time."""
+
+    def __init__(
+        self,
+        member: Member,
+        backend: CommunicatorBackend,
+        transport: WeightTransport,
+        *,
+        deadlines: Deadlines,
+        processes: Sequence[ProcessId] = (),
+        reach: Reach | None = None,
+    ) -> None:
+        self.member = member
+        self.serving_version: int | None = None
+        """The version that this process holds whole and may serve; None before its first commit and inside an update."""
+        self._backend = backend
+        self._transport = transport
+        self._deadlines = deadlines
+        self._processes = tuple(processes)
+        self._reach = reach
+        self._watchdog = RefitAbortWatchdog()
+        self._progress = ProgressRecorder()
+        self._epoch = -1
+        self._coordinator = -1
+        self._pending: PendingCommunicator | None = None
+        self._communicator: Communicator | None = None
+        self._pinned: PinnedVersion | None = None
+        self._update: OpenUpdate | None = None
+        self._idle = threading.Condition()
+        self._working = 0
+
+    # -- control threads
+
+    def ping(self, order: PingOrder) -> Pong:
+        """Answers at once, whatever the working thread does."""
+        return Pong(self._progress.beacon(), self._processes)
+
+    def settle(self, order: SettleOrder, in_worker: InWorker | None = None) -> Settled | Fault:
+        """Break every call of ``order.epoch`` or before, wait until the working thread has left it, and say how far it came.
+
+        Blocks at most ``settle_s``, and the time of a roll-back, which runs by ``in_worker`` where there is an engine.
+        """
+        began = time.monotonic()
+        self._watchdog.order_abort(order.epoch, order.reason)
+        for target in (self._pending, self._communicator):
+            if target is not None:
+                target.abort(order.reason)
+        with self._idle:
+            left = self._idle.wait_for(lambda: self._working == 0, timeout=self._deadlines.settle_s * 0.9)
+        if not left:
+            sentence = f"{self.member} is still {self._progress.phase}, {self._deadlines.settle_s:g} s after the abort"
+            return Fault("StillBusy", sentence)
+        released_s = time.monotonic() - began
+        if order.roll_back and in_worker is not None:
+            in_worker(self.roll_back)
+        through = self._update.applied_through if self._update is not None else -1
+        return Settled(through, released_s, self.serving_version)
+
+    def close(self) -> None:
+        self._watchdog.close()
+        for target in (self._pending, self._communicator):
+            if target is not None:
+                target.close()
+
+    # -- the working thread
+
+    def prepare(self, order: PrepareOrder) -> Answer:
+        """Bind a listener for the epoch. From here on, orders of lower epochs are refused."""
+        return self._carry_out("preparing", lambda: self._prepare(order))
+
+    def join(self, order: JoinOrder, secret: bytes) -> Answer:
+        """Connect to the group; blocks at most ``join_s``."""
+        return self._carry_out("joining", lambda: self._join(order, secret))
+
+    def pin(self, order: ReadyOrder, source: WeightSource, bucket_bytes: int) -> Answer:
+        """Trainers: hold the version still and pack the first bucket."""
+        return self._carry_out("packing", lambda: self._pin(order, source, bucket_bytes))
+
+    def pause(self, order: ReadyOrder, pause: Callable[[], None]) -> Answer:
+        """Shards: return when nothing is scheduled on the engine any more."""
+        return self._carry_out("pausing", lambda: self._pause(order, pause))
+
+    def send(self, order: TransferOrder) -> Answer:
+        """Trainers: send every bucket from ``start_bucket`` on."""
+        return self._carry_out("in_collective", lambda: self._send(order))
+
+    def receive(self, order: TransferOrder, receiver: WeightReceiver) -> Answer:
+        """Shards: receive and apply every bucket from ``start_bucket`` on. Nothing may be scheduled on the engine."""
+        return self._carry_out("in_collective", lambda: self._receive(order, receiver))
+
+    def commit(self, order: CommitOrder, receiver: WeightReceiver) -> Answer:
+        """Shards: compare the digests, close the update, and serve it. Committing a version twice is no error."""
+        return self._carry_out("finalizing", lambda: self._commit(order, receiver))
+
+    def roll_back(self, receiver: WeightReceiver) -> None:
+        """Make the engine runnable after an update that will not be finished. What it served before, it no longer does."""
+        update, self._update = self._update, None
+        if update is not None and update.is_open:
+            receiver.rollback()
+
+    # -- what the orders do
+
+    def _prepare(self, order: PrepareOrder) -> Answer:
+        if order.epoch <= self._epoch or order.coordinator < self._coordinator:
+            raise StaleEpoch(f"epoch {order.epoch} was asked of {self.member} after epoch {self._epoch}")
+        self._epoch, self._coordinator = order.epoch, order.coordinator
+        self._leave_group()
+        self._progress = ProgressRecorder(order.epoch)
+        self._pending = self._backend.bind()
+        return Prepared((self._pending.address,), (), self._processes)
+
+    def _join(self, order: JoinOrder, secret: bytes) -> Answer:
+        self._require(order.epoch)
+        pending = self._pending
+        if pending is None:
+            raise StaleEpoch(f"{self.member} was told to join epoch {order.epoch}, which it has not prepared")
+        group = GroupSpec(
+            epoch=order.epoch,
+            rank=order.membership.rank_of(self.member),
+            addresses=order.addresses,
+            identities=tuple(str(order.membership.member_at(r)) for r in range(order.membership.world_size)),
+            secret=secret,
+        )
+        limit = self._deadlines.join_s
+        with self._watchdog.armed(epoch=order.epoch, abort_s=limit, hard_s=limit) as armed:
+            armed.hand_over(pending)
+            self._communicator = pending.join(group, timeout_s=limit)
+        self._progress.communicator = self._communicator
+        self._progress.entered = self._progress.completed = -1
+        return Done()
+
+    def _pin(self, order: ReadyOrder, source: WeightSource, bucket_bytes: int) -> Answer:
+        self._require(order.epoch)
+        if self._pinned is None or self._pinned.version != order.version:
+            self._pinned = PinnedVersion.of(order.version, source, bucket_bytes)
+        self._transport.pack_first(self._pinned, order.start_bucket)
+        return Ready(self._pinned.manifest)
+
+    def _pause(self, order: ReadyOrder, pause: Callable[[], None]) -> Answer:
+        self._require(order.epoch)
+        pause()
+        return Done()
+
+    def _send(self, order: TransferOrder) -> Answer:
+        pinned = self._pinned
+        if pinned is None or pinned.version != order.version or pinned.manifest != order.manifest:
+            raise PlanMismatch(f"{self.member} was told to send v{order.version}, which it has not pinned")
+        with self._guarded(order) as context:
+            return Sent(self._transport.send(context, order, pinned))
+
+    def _receive(self, order: TransferOrder, receiver: WeightReceiver) -> Answer:
+        self._reached(order.version, "before")
+        update = self._open_update(order)
+        if update.applied_through + 1 < order.start_bucket:
+            raise PlanMismatch(
+                f"{self.member} holds {update.applied_through + 1} buckets; the retry begins at {order.start_bucket}"
+            )
+        with self._guarded(order) as context:
+            digests = self._transport.receive(context, order, update, _Gate(self, update, receiver))
+        self._reached(order.version, "ack")
+        return Received(digests)
+
+    def _commit(self, order: CommitOrder, receiver: WeightReceiver) -> Answer:
+        self._require(order.epoch)
+        if self.serving_version != order.version:
+            self._finish(order, receiver)
+        self._progress.applied = len(order.digests)
+        return Committed(order.version)
+
+    # -- inside
+
+    def _finish(self, order: CommitOrder, receiver: WeightReceiver) -> None:
+        update = self._update
+        if update is None or update.version != order.version:
+            raise PlanMismatch(f"{self.member} was told to commit v{order.version}, which it has not received")
+        differing = [b for b, pair in enumerate(zip(update.digests, order.digests, strict=False)) if pair[0] != pair[1]]
+        if differing or len(update.digests) != len(order.digests):
+            raise DigestMismatch(
+                f"{self.member} holds {len(update.digests)} of {len(order.digests)} buckets of v{order.version}; "
+                f"differing: {differing}",
+                buckets=differing,
+            )
+        self._reached(order.version, "finalizing")
+        receiver.finish(order.version)
+        update.is_open = False
+        self.serving_version = order.version
+
+    def _open_update(self, order: TransferOrder) -> OpenUpdate:
+        update = self._update
+        if update is None or update.version != order.version or update.manifest != order.manifest:
+            if update is not None and update.is_open:
+                raise PlanMismatch(f"{self.member} holds an open update of v{update.version} and got v{order.version}")
+            update = OpenUpdate(order.version, order.manifest, BucketUnpacker(order.manifest))
+            self._update = update
+        return update
+
+    @contextmanager
+    def _guarded(self, order: TransferOrder) -> Iterator[RankContext]:
+        self._require(order.epoch)
+        communicator = self._communicator
+        if communicator is None:
+            raise StaleEpoch(f"{self.member} has no communicator for epoch {order.epoch}")
+        limits = self._deadlines
+        hard_s = max(limits.hard_s, limits.abort_s)
+        with self._watchdog.armed(epoch=order.epoch, abort_s=limits.abort_s, hard_s=hard_s) as armed:
+            armed.hand_over(communicator)
+            yield RankContext(
+                communicator, self._progress, self._ticker(armed), lambda phase: self._reached(order.version, phase)
+            )
+
+    def _ticker(self, armed: Armed) -> Callable[[], None]:
+        progress = self._progress
+
+        def tick() -> None:
+            progress.tick()
+            armed.tick()
+
+        return tick
+
+    def _carry_out(self, phase: str, action: Callable[[], Answer]) -> Answer:
+        """Turn what ``action`` raises into an answer; whoever fails leaves the group, so that its peers learn of it."""
+        with self._idle:
+            self._working += 1
+        self._progress.enter(phase)
+        try:
+            answer = action()
+            self._progress.enter("done")
+            return answer
+        except CommunicatorError as error:
+            self._break_group(str(error))
+            return _testimony(error)
+        except Exception as error:  # a member's own fault must reach the coordinator as evidence, whatever it is
+            self._break_group(str(error))
+            return _fault(error)
+        finally:
+            with self._idle:
+                self._working -= 1
+                self._idle.notify_all()
+
+    def _break_group(self, reason: str) -> None:
+        self._progress.phase = "aborted"  # no tick: the age of the last progress is evidence
+        for target in (self._pending, self._communicator):
+            if target is not None:
+                target.abort(reason)
+
+    def _leave_group(self) -> None:
+        for target in (self._pending, self._communicator):
+            if target is not None:
+                target.close()
+        self._pending = self._communicator = None
+
+    def _require(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            raise StaleEpoch(f"an order of epoch {epoch} reached {self.member} in epoch {self._epoch}")
+        if epoch <= self._watchdog.aborted_through:
+            raise CommunicatorAborted(f"epoch {epoch} was aborted", reason="ordered")
+
+    def _reached(self, version: int, phase: str) -> None:
+        if self._reach is not None:
+            self._reach(version, phase)
+
+
+class _Gate(WeightReceiver):
+    """Closes the shard before the first bucket touches the engine: from here until its commit it serves nothing."""
+
+    def __init__(self, participant: RefitParticipant, update: OpenUpdate, receiver: WeightReceiver) -> None:
+        self._participant = participant
+        self._update = update
+        self._receiver = receiver
+
+    def begin(self, manifest: Manifest) -> None:
+        self._participant.serving_version = None
+        self._update.is_open = True
+        self._receiver.begin(manifest)
+
+    def feed(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        if not self._update.is_open:
+            self.begin(self._update.manifest)
+        self._receiver.feed(tensors)
+
+    def finish(self, version: int) -> None:
+        self._receiver.finish(version)
+
+    def rollback(self) -> None:
+        self._receiver.rollback()
+
+
+def _testimony(error: CommunicatorError) -> Testimony:
+    if isinstance(error, PeerLost):
+        return Testimony("peer_lost", error.fields.get("peer"), str(error))
+    return Testimony("aborted", None, str(error))
+
+
+def _fault(error: Exception) -> Fault:
+    kind = type(error).__name__
+    digest = hashlib.blake2b(f"{kind}:{error}".encode(), digest_size=6).hexdigest()
+    return Fault(f"{kind}/{digest}", f"{kind}: {error}")

@@ -1,0 +1,108 @@
+"""Processes of this node: named so that a reused pid is never mistaken, ended so that it is proved.
+
+What must never happen here: a signal to a process that is not the recorded one, or a "gone" that was not seen.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import psutil
+
+from elastic_refit.core.ids import ProcessId
+
+__all__ = ["end_descendants", "identify", "kill_proved"]
+
+
+def identify(pid: int, node: str) -> ProcessId:
+    """The identity of a live process of this node.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+    ticks = _start_ticks(pid)
+    if ticks is None:
+        raise ProcessLookupError(f"no process {pid}")
+    return ProcessId(node, pid, ticks, os.getpgid(pid))
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Field 22 of ``/proc/<pid>/stat``; the command in field 2 may hold spaces and brackets (proc(5))."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def kill_proved(processes: Iterable[ProcessId], *, timeout_s: float) -> list[ProcessId]:
+    """SIGKILL these processes of this node, stopped ones too, and wait until each is gone; returns those that are not.
+
+    A process that has become a zombie is gone: it holds no memory, no device and no socket. Blocks at most
+    ``timeout_s``.
+    """
+    deadline = time.monotonic() + timeout_s
+    handles: dict[ProcessId, int] = {}
+    try:
+        for process in processes:
+            handle = _open(process)
+            if handle is not None:
+                handles[process] = handle
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        return [process for process, handle in handles.items() if not _ended(handle, deadline)]
+    finally:
+        for handle in handles.values():
+            os.close(handle)
+
+
+def _open(process: ProcessId) -> int | None:
+    """A pidfd of exactly this process, or None if it is gone. The start time is read after the pid is pinned."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    if _start_ticks(process.pid) == process.start_ticks:
+        return handle
+    os.close(handle)
+    return None
+
+
+def _ended(handle: int, deadline: float) -> bool:
+    poller = select.poll()
+    poller.register(handle, select.POLLIN)
+    return bool(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
+
+
+def end_descendants(*, timeout_s: float, besides: Sequence[int] = ()) -> list[int]:
+    """SIGKILL every descendant of this process, except ``besides``; returns the pids that are still there at the end.
+
+    A killed parent hands its children to the nearest subreaper, so this looks again until nobody is left.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        here = [child for child in psutil.Process().children(recursive=True) if child.pid not in besides]
+        living = [child for child in here if _is_living(child)]
+        if not living or time.monotonic() >= deadline:
+            return [child.pid for child in living]
+        for child in living:
+            _kill(child)
+        psutil.wait_procs(living, timeout=min(1.0, max(0.0, deadline - time.monotonic())))
+
+
+def _is_living(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return

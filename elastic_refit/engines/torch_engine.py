@@ -62,9 +62,9 @@ class TorchReceiver(WeightReceiver):
         self.update.open(manifest)
 
     def feed(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
-        self.update.take(name for name, _ in tensors)
-        for name, tensor in tensors:
-            self._targets[name].copy_(tensor)
+        with self.update.taking(name for name, _ in tensors):
+            for name, tensor in tensors:
+                self._targets[name].copy_(tensor)
 
     def finish(self, version: int) -> None:
         self.update.require_complete()

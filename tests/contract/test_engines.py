@@ -168,6 +168,21 @@ def test_a_tensor_is_taken_once_and_only_if_it_is_of_this_update(lab: Lab) -> No
     lab.require_exact()
 
 
+def test_an_update_that_broke_off_inside_a_tensor_can_only_be_rolled_back(lab: Lab) -> None:
+    name, parameter = next(iter(lab.trainer.named_parameters()))
+    lab.step()
+    lab.open()
+    with pytest.raises((AssertionError, RuntimeError)):
+        lab.engine.in_worker(lambda receiver: receiver.feed([(name, parameter.detach()[:5])]))
+    with pytest.raises(PlanMismatch, match="rolled back"):
+        lab.feed(0, lab.manifest.num_buckets)
+    lab.rollback()
+    lab.engine.resume()
+    assert {sample.weight_version for sample in lab.sample()} == {NO_VERSION}
+    lab.update()
+    lab.require_exact()
+
+
 def test_a_rollback_before_the_first_tensor_leaves_the_old_version_whole(lab: Lab) -> None:
     lab.open()
     lab.rollback()

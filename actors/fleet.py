@@ -79,7 +79,10 @@ class Fleet:
 
     @property
     def members(self) -> dict[Member, ActorHandle]:
-        return {**self.trainers, **self.shards}
+        members: dict[Member, ActorHandle] = {}
+        for group in (self.trainers, self.shards):
+            members.update(group.items())
+        return members
 
     def wait_until_loaded(self, *, timeout_s: float, on_ready: OnReady | None = None) -> None:
         """Return when every member has loaded; then the ledger knows them and the sentinels watch them.

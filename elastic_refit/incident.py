@@ -1,4 +1,4 @@
-"""The record of one failed refit: who, why, what was done, and what it cost. One JSON file each, for people and tools."""
+"""The record of one failed refit: who, why, what was done, and what it cost. One JSON file each."""
 
 from __future__ import annotations
 

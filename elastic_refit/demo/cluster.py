@@ -103,7 +103,7 @@ def _require_free(port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise ConfigError(
-                f"ray.dashboard_port: port {port} is taken ({error.strerror}); choose another, or null for any free one",
+                f"ray.dashboard_port: port {port} is taken ({error.strerror}); name another, or null for a free one",
                 field="ray.dashboard_port",
             ) from None
 

@@ -133,7 +133,7 @@ class DeadlinesConfig(Section):
     finalize_s: Seconds = 15.0
     """A shard commits after its last bucket."""
     hard_s: Seconds = 60.0
-    """The whole transfer: every bucket moved and applied, and the commit."""
+    """The whole transfer: every bucket moved and applied."""
     settle_s: Seconds = 12.0
     """Survivors answer the abort order; covers order_s + apply_s, since they finish the bucket that they apply."""
     ledger_s: Seconds = 10.0
@@ -215,10 +215,14 @@ class RayConfig(Section):
 
     address: str | None = None
     """A running cluster, `auto` for the one of this machine, null to start one here."""
-    dashboard_port: Annotated[int, Field(ge=1, le=65535)] | None = 8265
-    """Port of the dashboard of a cluster that is started here; null: no dashboard."""
+    dashboard_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port of the dashboard of a cluster that is started here; null: the first free one from 8265 on."""
     num_cpus: Count | None = None
-    """CPUs that a cluster started here says it has; null: those of the machine."""
+    """CPUs that a cluster started here says it has; null: those of the machine, and what the fleet needs at least."""
+    cpus_per_trainer: Annotated[float, Field(ge=0)] = 1.0
+    """CPUs that the cluster reserves for each trainer; they place actors and limit nothing."""
+    cpus_per_shard: Annotated[float, Field(ge=0)] = 1.0
+    """CPUs that the cluster reserves for each shard."""
 
 
 class RunConfig(Section):

@@ -43,7 +43,14 @@ from elastic_refit.core.messages import (
     TransferOrder,
 )
 from elastic_refit.engines.base import WeightReceiver
-from elastic_refit.errors import CommunicatorAborted, CommunicatorError, DigestMismatch, PeerLost, PlanMismatch, StaleEpoch
+from elastic_refit.errors import (
+    CommunicatorAborted,
+    CommunicatorError,
+    DigestMismatch,
+    PeerLost,
+    PlanMismatch,
+    StaleEpoch,
+)
 from elastic_refit.transports.base import OpenUpdate, PinnedVersion, RankContext, WeightSource, WeightTransport
 from elastic_refit.transports.packing import BucketUnpacker
 from elastic_refit.watchdog import Armed, RefitAbortWatchdog
@@ -75,7 +82,7 @@ class RefitParticipant:
     ) -> None:
         self.member = member
         self.serving_version: int | None = None
-        """The version that this process holds whole and may serve; None before its first commit and inside an update."""
+        """The version that this process holds whole; None before its first commit and inside an update."""
         self._backend = backend
         self._transport = transport
         self._deadlines = deadlines
@@ -99,7 +106,7 @@ class RefitParticipant:
         return Pong(self._progress.beacon(), self._processes)
 
     def settle(self, order: SettleOrder, in_worker: InWorker | None = None) -> Settled | Fault:
-        """Break every call of ``order.epoch`` or before, wait until the working thread has left it, and say how far it came.
+        """Break every call up to ``order.epoch``, wait until the working thread has left it, and say how far it came.
 
         Blocks at most ``settle_s``, and the time of a roll-back, which runs by ``in_worker`` where there is an engine.
         """
@@ -139,6 +146,10 @@ class RefitParticipant:
         """Trainers: hold the version still and pack the first bucket."""
         return self._carry_out("packing", lambda: self._pin(order, source, bucket_bytes))
 
+    def pause(self, order: ReadyOrder, pause: Callable[[], None]) -> Answer:
+        """Shards: return when nothing is scheduled on the engine any more."""
+        return self._carry_out("pausing", lambda: self._pause(order, pause))
+
     def send(self, order: TransferOrder) -> Answer:
         """Trainers: send every bucket from ``start_bucket`` on."""
         return self._carry_out("in_collective", lambda: self._send(order))
@@ -152,7 +163,7 @@ class RefitParticipant:
         return self._carry_out("finalizing", lambda: self._commit(order, receiver))
 
     def roll_back(self, receiver: WeightReceiver) -> None:
-        """Make the engine runnable after an update that will not be finished. What it served before, it no longer does."""
+        """Make the engine runnable after an update that will not be finished; it serves nothing until the next one."""
         update, self._update = self._update, None
         if update is not None and update.is_open:
             receiver.rollback()
@@ -194,6 +205,11 @@ class RefitParticipant:
             self._pinned = PinnedVersion.of(order.version, source, bucket_bytes)
         self._transport.pack_first(self._pinned, order.start_bucket)
         return Ready(self._pinned.manifest)
+
+    def _pause(self, order: ReadyOrder, pause: Callable[[], None]) -> Answer:
+        self._require(order.epoch)
+        pause()
+        return Done()
 
     def _send(self, order: TransferOrder) -> Answer:
         pinned = self._pinned
@@ -292,7 +308,7 @@ class RefitParticipant:
                 self._idle.notify_all()
 
     def _break_group(self, reason: str) -> None:
-        self._progress.enter("aborted")
+        self._progress.phase = "aborted"  # no tick: the age of the last progress is evidence
         for target in (self._pending, self._communicator):
             if target is not None:
                 target.abort(reason)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, Self
 
 from elastic_refit.errors import CommunicatorAborted
 
@@ -222,7 +222,7 @@ class _Rung:
         self._file: IO[bytes] | None = None
         self._held_at = float("-inf")
 
-    def __enter__(self) -> _Rung:
+    def __enter__(self) -> Self:
         if self._path is not None:
             self._file = self._path.open("ab")
         return self
@@ -262,5 +262,5 @@ def register_stack_dump_signal(path: str | Path) -> int:
 def _abort(target: Abortable, reason: str) -> None:
     try:
         target.abort(reason)
-    except Exception as error:  # one target that cannot be aborted must not save the others
+    except Exception as error:
         logger.error("abort_failed", extra={"target": type(target).__name__, "error": repr(error)})

@@ -30,7 +30,6 @@ _COVERS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ),
     ("settle_s", ("order_s", "apply_s"), "a survivor finishes the bucket it is applying before it answers an abort"),
     ("hard_s", ("abort_s",), "a stall is explained only if the limit of the whole transfer comes later"),
-    ("hard_s", ("apply_s", "finalize_s"), "the last bucket and the commit are part of the transfer"),
 )
 """Each limit, what it must cover, and why."""
 
@@ -70,7 +69,7 @@ class Deadlines:
     finalize_s: float
     """The commit of a shard after its last bucket."""
     hard_s: float
-    """The whole transfer: every bucket moved and applied, and the commit."""
+    """The whole transfer: every bucket moved and applied."""
     settle_s: float
     """From the abort order to the answer of every survivor, who first finishes the bucket that it is applying."""
     ledger_s: float
@@ -90,18 +89,19 @@ class Deadlines:
 
     @property
     def attempt_s(self) -> float:
-        """One attempt at moving the weights, from ``prepare_join`` to the last commit."""
-        return self.prepare_s + self.pause_s + self.pack_s + self.join_s + self.hard_s
+        """One attempt, from ``prepare_join`` to the last commit; each of its rounds begins with an order."""
+        rounds = (self.prepare_s, self.join_s, self.pause_s + self.pack_s, self.hard_s, self.finalize_s)
+        return sum(rounds) + len(rounds) * self.order_s
 
     @property
     def incident_s(self) -> float:
-        """From a failed attempt to survivors that are ready for the next."""
-        return self.reaction_s + self.abort_grace_s + self.settle_s
+        """From a failed attempt to survivors that are ready for the next; who does not settle is fenced as well."""
+        return self.reaction_s + self.abort_grace_s + self.settle_s + self.fence_s
 
     def coordinator_s(self, max_recoveries: int) -> float:
-        """One refit with all the recoveries that it may make."""
+        """One refit with all the recoveries that it may make, after the probe of everybody."""
         one = self.attempt_s + self.incident_s + _LEDGER_CALLS_PER_ATTEMPT * self.ledger_s
-        return (1 + max_recoveries) * one
+        return self.ping_s + self.fence_s + (1 + max_recoveries) * one
 
     def driver_s(self, max_recoveries: int) -> float:
         """The driver's wait for one refit: the coordinator may die once and come back."""
@@ -151,7 +151,7 @@ def derive_deadlines(
     transfer_s = slack * total_bytes / bandwidth_bytes_per_s
     stall_s = max(base.stall_s, min(bucket_s, hard_cap_s))
     abort_s = max(base.abort_s, stall_s + base.reaction_s)
-    hard_s = max(base.hard_s, abort_s, min(transfer_s + base.apply_s + base.finalize_s, hard_cap_s))
+    hard_s = max(base.hard_s, abort_s, min(transfer_s + base.apply_s, hard_cap_s))
     return replace(base, stall_s=stall_s, abort_s=abort_s, hard_s=hard_s)
 
 

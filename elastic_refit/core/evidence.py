@@ -21,6 +21,11 @@ class Beacon:
 
     Bucket cursors: join is -1, buckets are ``0..K-1``, commit is ``K``; a value is the highest one reached, and
     ``-2`` is nothing yet. ``tick_age_s`` is how long ago the rank last made progress inside its own work.
+
+    ``phase`` is ``preparing joining pausing packing in_collective applying finalizing done aborted``; ``done`` did all
+    that it was asked so far. ``waiting_on``: ``recv`` and ``send`` wait for ``waiting_peer`` (None: the neighbour on
+    that side), ``source`` for the trainers' gather, ``buffer`` and ``engine`` for the rank's own work. Both keep their
+    last values in a rank that was aborted.
     """
 
     epoch: int
@@ -47,7 +52,10 @@ class Testimony:
 
 @dataclass(frozen=True, slots=True)
 class MemberEvidence:
-    """Everything observed about one participant of the failed attempt, up to the verdict."""
+    """Everything observed about one rank of the failed attempt, up to the verdict.
+
+    A member of several ranks has one of these for each, or one for the member with its first rank.
+    """
 
     member: Member
     rank: int
@@ -55,9 +63,17 @@ class MemberEvidence:
     """Ray reported the death, or a recorded process is gone: the report's words."""
     fault: str | None = None
     """The error that the member itself raised, unless it was a communicator error."""
+    fault_signature: str | None = None
+    """Equal for equal causes; None: only equal words are."""
     testimony: Testimony | None = None
     answered_ping: bool | None = None
     """None: nobody asked yet."""
     beacon: Beacon | None = None
     finished: bool = False
     """It received everything, or sent everything, in this attempt."""
+    beacon_age_s: float | None = None
+    """How long ago the last beacon came by itself; None: none does, or it came with the answer to the ping."""
+    answered_abort: bool | None = None
+    """Whether it answered the abort order; None: none was given, or there is still time."""
+    context_lost: str | None = None
+    """Aborted work is orphaned on its own device: the report's words."""

@@ -57,37 +57,43 @@ def test_a_refit_that_ticks_in_time_ends_well(watchdog: RefitAbortWatchdog, cloc
 
 def test_it_fires_when_the_ticks_stop(watchdog: RefitAbortWatchdog, clock: Clock) -> None:
     target = Target()
-    with pytest.raises(CommunicatorAborted, match="no progress for 5 s"):
-        with watchdog.armed(epoch=1, abort_s=5, hard_s=100) as armed:
-            armed.hand_over(target)
-            clock.now += 3
-            armed.tick()
-            clock.now += 4.9
-            watchdog.check()
-            assert armed.fired is None
-            clock.now += 0.1
-            watchdog.check()
+    with (
+        pytest.raises(CommunicatorAborted, match="no progress for 5 s"),
+        watchdog.armed(epoch=1, abort_s=5, hard_s=100) as armed,
+    ):
+        armed.hand_over(target)
+        clock.now += 3
+        armed.tick()
+        clock.now += 4.9
+        watchdog.check()
+        assert armed.fired is None
+        clock.now += 0.1
+        watchdog.check()
     assert armed.fired == "no progress for 5 s"
     assert target.reasons == ["no progress for 5 s"]
 
 
 def test_it_fires_at_the_hard_deadline_however_often_it_was_ticked(watchdog: RefitAbortWatchdog, clock: Clock) -> None:
-    with pytest.raises(CommunicatorAborted, match="hard deadline of 10 s") as raised:
-        with watchdog.armed(epoch=1, abort_s=5, hard_s=10) as armed:
-            for _ in range(10):
-                clock.now += 1
-                armed.tick()
-                watchdog.check()
+    with (
+        pytest.raises(CommunicatorAborted, match="hard deadline of 10 s") as raised,
+        watchdog.armed(epoch=1, abort_s=5, hard_s=10) as armed,
+    ):
+        for _ in range(10):
+            clock.now += 1
+            armed.tick()
+            watchdog.check()
     assert raised.value.reason == "the hard deadline of 10 s passed"
 
 
 def test_an_order_fires_the_running_refit(watchdog: RefitAbortWatchdog) -> None:
     target = Target()
-    with pytest.raises(CommunicatorAborted, match="shard\\[2\\] is behind"):
-        with watchdog.armed(epoch=7, abort_s=5, hard_s=10) as armed:
-            armed.hand_over(target)
-            watchdog.order_abort(7, "shard[2] is behind")
-            watchdog.check()
+    with (
+        pytest.raises(CommunicatorAborted, match="shard\\[2\\] is behind"),
+        watchdog.armed(epoch=7, abort_s=5, hard_s=10) as armed,
+    ):
+        armed.hand_over(target)
+        watchdog.order_abort(7, "shard[2] is behind")
+        watchdog.check()
     assert target.reasons == ["ordered: shard[2] is behind"]
 
 
@@ -176,9 +182,11 @@ def test_two_refits_are_not_guarded_at_once(watchdog: RefitAbortWatchdog) -> Non
 @pytest.mark.parametrize("limits", [(0, 1, None), (2, 1, None), (1, 2, 1), (1, 2, 0.5)])
 def test_limits_out_of_order_are_refused(watchdog: RefitAbortWatchdog, limits: tuple[float, float, float]) -> None:
     abort_s, hard_s, rung_s = limits
-    with pytest.raises(ValueError, match="limits"):
-        with watchdog.armed(epoch=1, abort_s=abort_s, hard_s=hard_s, rung_s=rung_s):
-            pass
+    with (
+        pytest.raises(ValueError, match="limits"),
+        watchdog.armed(epoch=1, abort_s=abort_s, hard_s=hard_s, rung_s=rung_s),
+    ):
+        pass
 
 
 def _stall(armed: Armed, freed: threading.Event) -> None:
@@ -189,21 +197,25 @@ def _stall(armed: Armed, freed: threading.Event) -> None:
 def test_the_thread_frees_a_body_that_is_blocked_by_time_alone() -> None:
     watchdog = RefitAbortWatchdog()
     freed = threading.Event()
-    with pytest.raises(CommunicatorAborted, match="no progress"):
-        with watchdog.armed(epoch=1, abort_s=0.05, hard_s=60) as armed:
-            _stall(armed, freed)
+    with (
+        pytest.raises(CommunicatorAborted, match="no progress"),
+        watchdog.armed(epoch=1, abort_s=0.05, hard_s=60) as armed,
+    ):
+        _stall(armed, freed)
     watchdog.close()
 
 
 def test_the_thread_frees_a_body_that_is_blocked_by_an_order_from_another_thread() -> None:
     watchdog = RefitAbortWatchdog()
     freed = threading.Event()
-    with pytest.raises(CommunicatorAborted, match="ordered: stop"):
-        with watchdog.armed(epoch=1, abort_s=50, hard_s=60) as armed:
-            orderer = threading.Thread(target=watchdog.order_abort, args=(1, "stop"))
-            orderer.start()
-            _stall(armed, freed)
-            orderer.join()
+    with (
+        pytest.raises(CommunicatorAborted, match="ordered: stop"),
+        watchdog.armed(epoch=1, abort_s=50, hard_s=60) as armed,
+    ):
+        orderer = threading.Thread(target=watchdog.order_abort, args=(1, "stop"))
+        orderer.start()
+        _stall(armed, freed)
+        orderer.join()
     watchdog.close()
 
 

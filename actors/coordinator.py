@@ -1,0 +1,140 @@
+"""The coordinator: one refit at a time, from the ledger's view to landed or ended, and a record of every incident."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ray
+
+from elastic_refit import errors
+from elastic_refit.actors.ledger import LedgerClient
+from elastic_refit.actors.refit_shell import RefitShell
+from elastic_refit.chaos import FaultRecord
+from elastic_refit.core import ledger_queries
+from elastic_refit.core.events import Event as LedgerEvent
+from elastic_refit.core.ids import Member, TrainerId
+from elastic_refit.core.refit_state import Ended, Fleet, Landed, RefitPolicy, RefitRequested, RefitState
+from elastic_refit.incident import Incident, IncidentClock, names_of, sentence_of, write_incident
+
+__all__ = ["RefitCoordinator", "RefitReport", "coordinator_options"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RefitReport:
+    """A refit that landed. ``size_bytes`` are those of one copy of the weights; ``seconds`` include a recovery."""
+
+    version: int
+    world_size: int
+    participants: tuple[str, ...]
+    seconds: float
+    size_bytes: int
+    num_buckets: int
+    rebuilt: bool
+    incident: Incident | None
+
+
+def coordinator_options() -> dict[str, object]:
+    """Options for ``ray.remote(...)``: faults and questions are heard while a refit runs."""
+    return {"num_cpus": 0, "max_restarts": 0, "concurrency_groups": {"refit": 1, "control": 2}}
+
+
+class RefitCoordinator:
+    """Calls members that the driver made and owns: an actor dies with the actor that made it."""
+
+    def __init__(
+        self,
+        policy: RefitPolicy,
+        ledger: ray.actor.ActorHandle,
+        *,
+        ledger_s: float,
+        widths: tuple[int, ...],
+        incident_folder: str,
+        incarnation: int = 0,
+    ) -> None:
+        self._ledger = LedgerClient(ledger, writer="coordinator", ledger_s=ledger_s)
+        self._members: dict[Member, ray.actor.ActorHandle] = {}
+        self._widths = widths
+        self._incident_folder = incident_folder
+        self._node = ray.get_runtime_context().get_node_id()
+        self._state = RefitState(policy, coordinator=incarnation)
+        self._strikes: list[tuple[float, FaultRecord]] = []
+        self._incidents = 0
+
+    @ray.method(concurrency_group="control")
+    def enlist(self, members: Mapping[Member, ray.actor.ActorHandle]) -> None:
+        """These may be called from the next refit on. Returns once the actor is up."""
+        self._members.update(members)
+
+    @ray.method(concurrency_group="refit")
+    def refit(self, version: int) -> RefitReport:
+        """Push ``version`` from the trainers to every shard that may take part; blocks until it landed.
+
+        Raises:
+            ElasticRefitError: the refit ended the run; the type and the sentence say why.
+        """
+        began = time.monotonic()
+        shell = RefitShell(self._state, self._members, record=self._record, node=self._node)
+        self._strikes.clear()
+        outcome = shell.run(RefitRequested(version, self._fleet()))
+        self._state = shell.state
+        shell.clock.struck = self._strikes[0][0] if self._strikes else None
+        incident = self._incident(shell.clock, outcome, version) if shell.clock.began is not None else None
+        if isinstance(outcome, Ended):
+            raise _error(outcome, incident)
+        manifest = outcome.manifest
+        return RefitReport(
+            version=version,
+            world_size=outcome.membership.world_size,
+            participants=tuple(str(member) for member in outcome.membership.members),
+            seconds=time.monotonic() - began,
+            size_bytes=manifest.total_bytes,
+            num_buckets=manifest.num_buckets,
+            rebuilt=outcome.rebuilt,
+            incident=incident,
+        )
+
+    @ray.method(concurrency_group="control")
+    def note_fault(self, record: FaultRecord) -> None:
+        """A member is about to strike itself, as the run asked for."""
+        self._strikes.append((time.monotonic(), record))
+        logger.warning("fault_struck", extra={"fault": str(record.fault), "pid": record.pid})
+
+    def _fleet(self) -> Fleet:
+        trainers = sum(isinstance(member, TrainerId) for member in self._members)
+        ledger = self._ledger.state()
+        present = frozenset(ledger_queries.joinable(ledger)) & self._members.keys()
+        return Fleet(trainers, self._widths, present, frozenset(ledger_queries.suspected(ledger)))
+
+    def _record(self, event: LedgerEvent) -> None:
+        for ack in self._ledger.record(event).rejected:
+            logger.error("event_rejected", extra={"event": repr(event), "reason": ack.reason})
+
+    def _incident(self, clock: IncidentClock, outcome: Landed | Ended, version: int) -> Incident:
+        self._incidents += 1
+        seconds = clock.close()
+        incident = Incident(
+            id=f"incident-{self._incidents:03d}-v{version}",
+            version=version,
+            sentence=sentence_of(outcome, version, sum(seconds.values())),
+            names=names_of(outcome.findings),
+            rules=tuple(sorted({finding.rule for finding in outcome.findings})),
+            phase=clock.phase,
+            seconds=seconds,
+            findings=outcome.findings,
+            evidence=outcome.evidence if isinstance(outcome, Ended) else clock.evidence,
+            resent_buckets=outcome.resent_buckets if isinstance(outcome, Landed) else 0,
+            injected=tuple(str(record.fault) for _, record in self._strikes),
+            error=outcome.error if isinstance(outcome, Ended) else None,
+        )
+        return write_incident(incident, self._incident_folder)
+
+
+def _error(outcome: Ended, incident: Incident | None) -> errors.ElasticRefitError:
+    kind = getattr(errors, outcome.error)
+    error: errors.ElasticRefitError = kind(outcome.sentence, names=names_of(outcome.findings), incident=incident)
+    return error

@@ -1,0 +1,228 @@
+"""The driver's fleet: makes every actor, because actors die with their maker, and takes every one of them down again.
+
+What must never happen here: a process that outlives the run, a frozen one included.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from elastic_refit.actors.coordinator import RefitCoordinator, RefitReport, coordinator_options
+from elastic_refit.actors.ledger import LedgerClient, ledger_actor
+from elastic_refit.actors.setup import ParticipantSetup
+from elastic_refit.actors.supervisor import FleetSupervisor
+from elastic_refit.actors.trainer import TrainerActor, trainer_options
+from elastic_refit.actors.vllm_shard import VllmShardActor, shard_options
+from elastic_refit.chaos import Fault
+from elastic_refit.config import RunConfig
+from elastic_refit.core.events import Registered
+from elastic_refit.core.ids import Member, ProcessId, ShardId, TrainerId
+from elastic_refit.core.ledger_state import LedgerPolicy
+from elastic_refit.core.messages import PingOrder
+from elastic_refit.core.refit_state import RefitPolicy
+from elastic_refit.errors import ConfigError, CoordinatorLost, ElasticRefitError, ShardDied, TrainerLost
+from elastic_refit.processes import kill_proved
+
+__all__ = ["Fleet", "require_cpus"]
+
+logger = logging.getLogger(__name__)
+
+OnReady = Callable[[Member], None]
+
+
+class Fleet:
+    """Trainers, shards, ledger and coordinator of one run. ``close`` must be called, whatever happened."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        trainer_class: type[TrainerActor],
+        trainer_arguments: Mapping[str, Any],
+        model: str,
+        folder: Path,
+        faults: Sequence[Fault] = (),
+    ) -> None:
+        """Start every actor, without waiting for any; ``folder`` is for the journal and the incidents.
+
+        ``trainer_class`` is called with a :class:`ParticipantSetup` and ``trainer_arguments``.
+        """
+        self.run_id = secrets.token_hex(8)
+        self.incidents = folder / "incidents"
+        self._config = config
+        self._limits = config.deadlines.limits
+        policy = LedgerPolicy(min_healthy=config.fleet.min_healthy, **config.ledger.model_dump())
+        journal = folder / "ledger.journal"
+        self._ledger = ledger_actor(journal, run_id=self.run_id, policy=policy)
+        self._widths = tuple(config.fleet.widths or [1] * config.fleet.shards)
+        self._coordinator = self._make_coordinator()
+        self.trainers: dict[TrainerId, ActorHandle] = {
+            trainer: self._make_trainer(trainer, trainer_class, trainer_arguments)
+            for trainer in (TrainerId(rank) for rank in range(config.fleet.trainers))
+        }
+        self.shards: dict[ShardId, ActorHandle] = {
+            shard: self._make_shard(shard, model, [f for f in faults if f.shard == shard.index])
+            for shard in (ShardId(index) for index in range(config.fleet.shards))
+        }
+        self._processes: dict[Member, tuple[ProcessId, ...]] = {}
+        self._supervisor: FleetSupervisor | None = None
+        self.ledger = LedgerClient(self._ledger, writer="driver", ledger_s=self._limits.ledger_s)
+
+    @property
+    def members(self) -> dict[Member, ActorHandle]:
+        members: dict[Member, ActorHandle] = {}
+        for group in (self.trainers, self.shards):
+            members.update(group.items())
+        return members
+
+    def wait_until_loaded(self, *, timeout_s: float, on_ready: OnReady | None = None) -> None:
+        """Return when every member has loaded; then the ledger knows them and the sentinels watch them.
+
+        Raises:
+            ShardDied, TrainerLost: a member did not come up; the message says why.
+        """
+        asked = {handle.attend.remote(PingOrder(-1)): member for member, handle in self.members.items()}
+        waiting = list(asked)
+        while waiting:
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=timeout_s)
+            if not ready:
+                late = ", ".join(str(asked[ref]) for ref in waiting)
+                raise ShardDied(f"{late} did not load within {timeout_s:g} s", members=late)
+            member = asked[ready[0]]
+            self._processes[member] = _came_up(member, ready[0])
+            if on_ready is not None:
+                on_ready(member)
+        ray.get(self._coordinator.enlist.remote(self.members), timeout=self._limits.ledger_s)
+        self.ledger.record(*(Registered(shard, self._widths[shard.index]) for shard in self.shards))
+        watcher = LedgerClient(self._ledger, writer="supervisor", ledger_s=self._limits.ledger_s)
+        self._supervisor = FleetSupervisor(watcher, self.shards)
+        self._supervisor.start()
+
+    def refit(self, version: int, *, while_waiting: Callable[[], None] | None = None) -> RefitReport:
+        """Push ``version`` to every shard that may take part; blocks until it landed, at most ``driver_s``.
+
+        Raises:
+            ElasticRefitError: the refit ended the run; the message is the sentence for a person.
+        """
+        world = len(self.trainers) + sum(self._widths[shard.index] for shard in self._joinable())
+        task = self._coordinator.refit.options(name=f"refit[v{version}] world={world}").remote(version)
+        limit_s = self._limits.driver_s(self._config.refit.max_recoveries_per_refit)
+        try:
+            return _wait(task, limit_s, while_waiting)
+        except RayTaskError as error:
+            known = error.as_instanceof_cause()
+            raise known if isinstance(known, ElasticRefitError) else error from None
+        except (GetTimeoutError, RayActorError) as error:
+            raise CoordinatorLost(f"refit v{version}: the coordinator is gone or silent: {error}") from None
+
+    def serving(self) -> tuple[ShardId, ...]:
+        return self.ledger.serving()
+
+    def close(self) -> None:
+        """End every actor of the run and prove it, frozen ones included. Idempotent; bounded."""
+        if self._supervisor is not None:
+            self._supervisor.stop()
+        for handle in (*self.members.values(), self._coordinator, self._ledger):
+            ray.kill(handle)
+        node = ray.get_runtime_context().get_node_id()
+        here = [process for ids in self._processes.values() for process in ids if process.node == node]
+        left = kill_proved(here, timeout_s=self._limits.fence_s)
+        if left:
+            logger.error("processes_left", extra={"pids": [process.pid for process in left]})
+
+    def _joinable(self) -> tuple[ShardId, ...]:
+        absent = set(self.ledger.absent())
+        return tuple(shard for shard in self.shards if shard not in absent)
+
+    def _make_coordinator(self) -> ActorHandle:
+        policy = RefitPolicy(
+            self._limits,
+            max_recoveries=self._config.refit.max_recoveries_per_refit,
+            min_healthy=self._config.fleet.min_healthy,
+        )
+        actor = ray.remote(**coordinator_options())(RefitCoordinator)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        return actor.options(name=f"coordinator {self.run_id}", scheduling_strategy=here).remote(
+            policy,
+            self._ledger,
+            ledger_s=self._limits.ledger_s,
+            widths=self._widths,
+            incident_folder=str(self.incidents),
+        )
+
+    def _make_trainer(self, trainer: TrainerId, kind: type[TrainerActor], arguments: Mapping[str, Any]) -> ActorHandle:
+        actor = ray.remote(**trainer_options(num_cpus=self._config.ray.cpus_per_trainer))(kind)
+        return actor.options(name=f"{trainer} {self.run_id}").remote(self._setup(trainer), **arguments)
+
+    def _make_shard(self, shard: ShardId, model: str, faults: Sequence[Fault]) -> ActorHandle:
+        engine = self._config.engine
+        actor = ray.remote(**shard_options(num_cpus=self._config.ray.cpus_per_shard))(VllmShardActor)
+        return actor.options(name=f"{shard} {self.run_id}", runtime_env=_engine_environment(engine.kind)).remote(
+            self._setup(shard),
+            engine=engine.kind,
+            model=model,
+            engine_options=engine.options,
+            faults=faults,
+            fault_log=self._coordinator,
+        )
+
+    def _setup(self, member: Member) -> ParticipantSetup:
+        return ParticipantSetup(member, self._limits, self._config.refit.bucket_bytes)
+
+
+def require_cpus(config: RunConfig) -> None:
+    """Raises ConfigError if the cluster has fewer free CPUs than the fleet asks for."""
+    needed = config.fleet.trainers * config.ray.cpus_per_trainer + config.fleet.shards * config.ray.cpus_per_shard
+    free = ray.available_resources().get("CPU", 0.0)
+    if free < needed:
+        raise ConfigError(
+            f"ray: {config.fleet.trainers} trainers and {config.fleet.shards} shards need {needed:g} CPUs and the "
+            f"cluster has {free:g} free; lower ray.cpus_per_shard and ray.cpus_per_trainer, or start fewer",
+            field="ray.num_cpus",
+        )
+
+
+def _came_up(member: Member, answer: ray.ObjectRef) -> tuple[ProcessId, ...]:
+    try:
+        pong = ray.get(answer)
+    except ActorDiedError as error:
+        why = _construction_error(error)
+        if isinstance(member, TrainerId):
+            raise TrainerLost(f"{member} did not come up: {why}", member=str(member)) from None
+        raise ShardDied(f"{member} did not come up: {why}", member=str(member)) from None
+    processes: tuple[ProcessId, ...] = pong.processes
+    return processes
+
+
+def _construction_error(error: ActorDiedError) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else "its process ended"
+
+
+def _wait(task: ray.ObjectRef, limit_s: float, while_waiting: Callable[[], None] | None) -> RefitReport:
+    if while_waiting is not None:
+        ready: list[ray.ObjectRef] = []
+        left_s = limit_s
+        while not ready and left_s > 0:
+            ready, _ = ray.wait([task], timeout=0.1)
+            left_s -= 0.1
+            while_waiting()
+    report: RefitReport = ray.get(task, timeout=limit_s)
+    return report
+
+
+def _engine_environment(kind: str) -> dict[str, Any]:
+    if kind != "vllm":
+        return {"env_vars": {"OMP_NUM_THREADS": "1"}}
+    from elastic_refit.engines.vllm_engine import vllm_environment
+
+    return {"env_vars": vllm_environment()}

@@ -1,0 +1,178 @@
+"""Carries out the refit protocol with Ray: takes an event, steps, does what the commands say, waits for the next.
+
+Everything is waited for in one place: answers, deaths and deadlines, so that none hides behind another. No decision
+is made here. What must never happen: a command skipped, an answer processed after the deadline that it had met.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import ray
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
+
+from elastic_refit.core.events import Event as LedgerEvent
+from elastic_refit.core.ids import Member
+from elastic_refit.core.messages import Fault, Fenced, FenceOrder, Op, Pong, Settled
+from elastic_refit.core.refit import step
+from elastic_refit.core.refit_state import (
+    Answered,
+    Call,
+    Command,
+    Died,
+    Ended,
+    Event,
+    Finish,
+    Ignored,
+    Landed,
+    Record,
+    RefitState,
+    RoundTimedOut,
+    StartTimer,
+)
+from elastic_refit.incident import IncidentClock
+from elastic_refit.processes import kill_proved
+
+__all__ = ["RefitShell"]
+
+logger = logging.getLogger(__name__)
+
+_ATTENDED = frozenset({Op.PROBE, Op.PING, Op.SETTLE})
+"""Answered by control threads, whatever the refit's own thread is stuck in."""
+_DRAIN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    op: Op
+    epoch: int
+    member: Member
+
+
+class RefitShell:
+    """One refit's loop. ``record`` tells the ledger and returns when it has it."""
+
+    def __init__(
+        self,
+        state: RefitState,
+        members: Mapping[Member, ray.actor.ActorHandle],
+        *,
+        record: Callable[[LedgerEvent], None],
+        node: str,
+    ) -> None:
+        self.state = state
+        self.clock = IncidentClock()
+        self._members = members
+        self._record = record
+        self._node = node
+        self._pending: dict[ray.ObjectRef, _Pending] = {}
+        self._timers: list[tuple[float, int]] = []
+        self._events: deque[Event] = deque()
+        self._secrets: dict[int, bytes] = {}
+        self._outcome: Landed | Ended | None = None
+
+    def run(self, event: Event) -> Landed | Ended:
+        """Take the protocol from ``event`` to its end. Bounded by the protocol's own deadlines."""
+        self._events.append(event)
+        while self._outcome is None:
+            while self._events and self._outcome is None:
+                self._step(self._events.popleft())
+            if self._outcome is None:
+                self._wait()
+        return self._outcome
+
+    def _step(self, event: Event) -> None:
+        before = self.state.running
+        self.state, commands = step(self.state, event)
+        self.clock.observe(before, self.state.running, time.monotonic())
+        for command in commands:
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Call(order=FenceOrder()):
+                self._fence(command)
+            case Call():
+                self._call(command)
+            case StartTimer():
+                heapq.heappush(self._timers, (time.monotonic() + command.seconds, command.token))
+            case Record():
+                self._record(command.event)
+            case Finish():
+                self._outcome = command.outcome
+            case Ignored():
+                logger.debug("event_ignored", extra={"reason": command.reason})
+
+    def _call(self, call: Call) -> None:
+        handle = self._members[call.member]
+        name = f"{call.op}[e{call.epoch}] {call.member}"
+        if call.op in _ATTENDED:
+            ref = handle.attend.options(name=name).remote(call.order)
+        else:
+            ref = handle.work.options(name=name).remote(call.order, self._secret(call.epoch))
+        self._pending[ref] = _Pending(call.op, call.epoch, call.member)
+
+    def _secret(self, epoch: int) -> bytes:
+        return self._secrets.setdefault(epoch, secrets.token_bytes(32))
+
+    def _fence(self, call: Call) -> None:
+        """Kill what is on this node here and now; anything else by a task that runs where it is."""
+        order = call.order
+        assert isinstance(order, FenceOrder)
+        handle, limit_s = self._members[call.member], self.state.policy.round_s(Op.FENCE)
+        logger.warning("shard_condemned", extra={"member": str(call.member), "why": order.why})
+        nodes = {process.node for process in order.processes}
+        if nodes <= {self._node}:
+            left = kill_proved(order.processes, timeout_s=limit_s / 2)
+            self._events.append(Answered(Op.FENCE, call.epoch, call.member, Fenced("by_epoch" if left else "gone")))
+        else:
+            strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(min(nodes), soft=False)
+            task = _fence_here.options(scheduling_strategy=strategy, name=f"fence[e{call.epoch}] {call.member}")
+            self._pending[task.remote(order, limit_s / 2)] = _Pending(Op.FENCE, call.epoch, call.member)
+        ray.kill(handle)
+
+    def _wait(self) -> None:
+        """Add the next events: every answer that is there comes before a deadline that may have passed meanwhile."""
+        now = time.monotonic()
+        due = self._timers[0][0] if self._timers else now
+        refs = list(self._pending)
+        ready, _ = ray.wait(refs, num_returns=1, timeout=max(0.0, due - now)) if refs else ([], refs)
+        if ready:
+            ready, _ = ray.wait(refs, num_returns=min(len(refs), _DRAIN), timeout=0)
+            self._events.extend(self._event_of(ref) for ref in ready)
+        elif self._timers and time.monotonic() >= due:
+            _, token = heapq.heappop(self._timers)
+            self._events.append(RoundTimedOut(token, observer_late_s=time.monotonic() - due))
+
+    def _event_of(self, ref: ray.ObjectRef) -> Event:
+        call = self._pending.pop(ref)
+        try:
+            answer = ray.get(ref)
+        except ActorDiedError:
+            return Died(call.member, "Ray reported its process gone")
+        except RayTaskError as error:
+            sentence = str(error).strip().splitlines()[-1]
+            return Answered(call.op, call.epoch, call.member, Fault(type(error).__name__, sentence))
+        except RayError as error:
+            return Died(call.member, f"Ray cannot reach it: {type(error).__name__}")
+        self._measure(answer)
+        return Answered(call.op, call.epoch, call.member, answer)
+
+    def _measure(self, answer: object) -> None:
+        if isinstance(answer, Pong):
+            seen = time.monotonic() - answer.beacon.tick_age_s
+            self.clock.last_progress = max(seen, self.clock.last_progress or seen)
+        elif isinstance(answer, Settled):
+            self.clock.released_s = max(self.clock.released_s, answer.released_s)
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _fence_here(order: FenceOrder, timeout_s: float) -> Fenced:
+    """Runs on the culprit's node."""
+    return Fenced("by_epoch" if kill_proved(order.processes, timeout_s=timeout_s) else "gone")

@@ -1,0 +1,40 @@
+"""What every participant actor is given when it is made, and how it hosts its part in refits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import ray
+
+from elastic_refit.communicators.tcp import TcpBackend
+from elastic_refit.core.deadlines import Deadlines
+from elastic_refit.core.ids import Member
+from elastic_refit.participant import Reach, RefitParticipant
+from elastic_refit.processes import identify
+from elastic_refit.transports.broadcast import BroadcastTransport
+
+__all__ = ["ParticipantSetup"]
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantSetup:
+    """``host`` is the interface that the communicator listens on; None: loopback, for a fleet on one node."""
+
+    member: Member
+    deadlines: Deadlines
+    bucket_bytes: int
+    host: str | None = None
+
+    def participant(self, *, pids: Sequence[int] = (), reach: Reach | None = None) -> RefitParticipant:
+        """The participant of this process; ``pids`` are the member's other processes."""
+        node = ray.get_runtime_context().get_node_id()
+        return RefitParticipant(
+            self.member,
+            TcpBackend(self.host),
+            BroadcastTransport(),
+            deadlines=self.deadlines,
+            processes=[identify(pid, node) for pid in sorted({os.getpid(), *pids})],
+            reach=reach,
+        )

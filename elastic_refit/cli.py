@@ -1,0 +1,110 @@
+"""The command line: the only place that reads arguments and the environment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from elastic_refit.errors import ConfigError, ElasticRefitError
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130
+_PLAIN_WIDTH = 120
+_QUIET = ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_DEDUP_LOGS")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="elastic-refit")
+def cli() -> None:
+    """Reinforcement-learning post-training that survives the loss of generation shards during a weight refit."""
+
+
+@cli.command()
+@click.option("--config", "path", type=click.Path(path_type=Path), help="YAML file; default: the demo's own.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. refit.bucket_bytes=65536."
+)
+@click.option("--steps", type=int, help="Training steps; each ends with a refit.")
+@click.option("--shards", type=int, help="Generation shards.")
+@click.option("--trainers", type=int, help="Trainer ranks.")
+@click.option("--engine", type=click.Choice(["vllm", "torch"]), help="What generates.")
+@click.option("--seed", type=int, help="Seed of the model, the prompts and the sampling.")
+@click.option("--kill", "kills", multiple=True, metavar="SHARD@STEP:PHASE", help="SIGKILL a shard, e.g. 0@3:bucket:2.")
+@click.option("--freeze", "freezes", multiple=True, metavar="SHARD@STEP:PHASE", help="SIGSTOP a shard.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the result here.")
+def demo(
+    path: Path | None, overrides: tuple[str, ...], kills: tuple[str, ...], freezes: tuple[str, ...], **rest: Any
+) -> None:
+    """Run a small RL loop on this machine, with shards that are killed in the middle of a refit."""
+    from elastic_refit.chaos import parse_fault
+
+    faults = [parse_fault("kill", text) for text in kills] + [parse_fault("freeze", text) for text in freezes]
+    json_path = rest.pop("json_path")
+    keys = {
+        "steps": "demo.steps",
+        "seed": "demo.seed",
+        "shards": "fleet.shards",
+        "trainers": "fleet.trainers",
+        "engine": "engine.kind",
+    }
+    chosen = [f"{keys[name]}={value}" for name, value in rest.items() if value is not None]
+    if rest["engine"] is not None:
+        chosen.insert(0, "engine.options={}")  # the file's options are those of the file's engine
+    config = _demo_config(path, [*chosen, *overrides])
+
+    from rich.console import Console
+
+    from elastic_refit.demo.main import run_demo
+
+    out = sys.stdout
+    console = Console(file=out, width=None if out.isatty() else _PLAIN_WIDTH)
+    sys.exit(run_demo(config, faults, console, json_path))
+
+
+def _demo_config(path: Path | None, overrides: list[str]) -> Any:
+    from elastic_refit.config import load_config
+    from elastic_refit.demo.config import DemoConfig
+
+    given = path if path is not None else _own_config("demo.yaml")
+    address = os.environ.get("RAY_ADDRESS")
+    if address and not any(override.startswith("ray.address=") for override in overrides):
+        overrides = [f"ray.address={address}", *overrides]
+    return load_config(given, overrides, model=DemoConfig)
+
+
+def _own_config(name: str) -> Path:
+    """The file that lies beside the package in a checkout, or inside it when installed."""
+    here = Path(__file__).parent
+    beside = here.parent / "configs" / name
+    return beside if beside.is_file() else here / "configs" / name
+
+
+def main() -> None:
+    """Entry point: every mistake of the user is one sentence and exit code 2."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    for name in _QUIET:
+        os.environ.setdefault(name, "0")
+    try:
+        cli(standalone_mode=False)
+    except ConfigError as error:
+        click.echo(f"elastic-refit: {error}", err=True)
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("elastic-refit: interrupted; nothing was left running", err=True)
+        sys.exit(_INTERRUPTED)
+    except ElasticRefitError as error:
+        click.echo(f"elastic-refit: {type(error).__name__}: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The demo's Ray: the cluster that is there, or one of its own that is gone afterwards, whatever happened.
+
+What must never happen here: a process of ours alive after the driver, a frozen worker included; a process ended that is
+not ours.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import logging
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from types import FrameType
+
+import psutil
+import ray
+
+from elastic_refit.config import RunConfig
+from elastic_refit.errors import ConfigError
+from elastic_refit.processes import end_descendants
+
+__all__ = ["cluster", "log_folder"]
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_CHILD_SUBREAPER = 36
+_END_S = 20.0
+
+
+@contextmanager
+def cluster(config: RunConfig) -> Iterator[None]:
+    """Join the cluster at ``ray.address``, or start one here for the ``with`` body.
+
+    Raises:
+        ConfigError: there is no such cluster, the dashboard's port is taken, or Ray cannot start.
+    """
+    _adopt_orphans()
+    before = [child.pid for child in psutil.Process().children(recursive=True)]
+    with _interrupts(), redirect_stdout(_Discarded()):
+        try:
+            _init(config)
+            yield
+        finally:
+            _ignore_interrupts()
+            ray.shutdown()
+            left = end_descendants(timeout_s=_END_S, besides=before)
+            if left:
+                logger.error("processes_left", extra={"pids": left})
+
+
+class _Discarded(io.TextIOBase):
+    """What Ray prints on the driver's standard output about workers: the same lines are in its logs."""
+
+    def write(self, text: str) -> int:
+        logger.debug("ray_said", extra={"text": text})
+        return len(text)
+
+
+def log_folder() -> Path:
+    """The session's log folder, which the dashboard's Logs page shows; a temporary one where Ray does not say."""
+    node = getattr(getattr(ray, "_private", None), "worker", None)
+    known = getattr(getattr(node, "_global_node", None), "get_logs_dir_path", None)
+    folder = Path(known()) if known is not None else Path(tempfile.mkdtemp(prefix="elastic-refit-"))
+    return folder if folder.is_dir() else Path(tempfile.mkdtemp(prefix="elastic-refit-"))
+
+
+def _init(config: RunConfig) -> None:
+    if config.ray.address is not None:
+        try:
+            ray.init(address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"ray.address: no cluster answers at {config.ray.address!r}: {str(error).splitlines()[0]}",
+                field="ray.address",
+            ) from None
+        return
+    port = config.ray.dashboard_port
+    if port is not None:
+        _require_free(port)
+    ray.init(
+        num_cpus=config.ray.num_cpus or _num_cpus(config),
+        include_dashboard=True,
+        dashboard_port=port,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+
+
+def _num_cpus(config: RunConfig) -> int:
+    fleet = config.fleet.trainers * config.ray.cpus_per_trainer + config.fleet.shards * config.ray.cpus_per_shard
+    return max(psutil.cpu_count() or 1, int(-(-fleet // 1)))
+
+
+def _require_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(
+                f"ray.dashboard_port: port {port} is taken ({error.strerror}); name another, or null for a free one",
+                field="ray.dashboard_port",
+            ) from None
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of descendants whose parents die (prctl(2)), so that every one of them can be found again."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        logger.warning("no_subreaper", extra={"errno": ctypes.get_errno()})
+
+
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    """Let SIGTERM unwind the stack as Ctrl-C does; afterwards as before."""
+    before = signal.signal(signal.SIGTERM, _interrupt), signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _ignore_interrupts() -> None:
+    """A second Ctrl-C must not cut the clean-up short; it is bounded."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,0 +1,23 @@
+"""One small Ray cluster per module: no dashboard, short socket paths, no token."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+os.environ["RAY_AUTH_MODE"] = "disabled"
+os.environ.setdefault("RAY_TMPDIR", tempfile.mkdtemp(prefix="er", dir="/tmp"))
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -120,6 +121,25 @@ def test_what_a_function_in_the_worker_returns_or_raises_arrives_at_the_caller(l
     with pytest.raises(DigestMismatch) as caught:
         lab.engine.in_worker(mismatch)
     assert caught.value.bucket == 3
+
+
+def test_functions_in_the_worker_run_one_at_a_time(lab: Lab) -> None:
+    inside, leave, order = threading.Event(), threading.Event(), []
+
+    def first(receiver: WeightReceiver) -> None:
+        inside.set()
+        assert leave.wait(60)
+        order.append("first")
+
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(lab.engine.in_worker, first)
+        assert inside.wait(60)
+        second = pool.submit(lab.engine.in_worker, lambda receiver: order.append("second"))
+        assert order == []
+        leave.set()
+        running.result(timeout=60)
+        second.result(timeout=60)
+    assert order == ["first", "second"]
 
 
 def test_an_aborted_update_can_be_fed_on_and_is_exact_wherever_it_was_cut(lab: Lab) -> None:

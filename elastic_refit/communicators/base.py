@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from elastic_refit.core.evidence import WaitingOn
@@ -35,7 +35,7 @@ class GroupSpec:
     rank: int
     addresses: tuple[str, ...]
     identities: tuple[str, ...]
-    secret: bytes
+    secret: bytes = field(repr=False)
 
     @property
     def world_size(self) -> int:

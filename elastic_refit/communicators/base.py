@@ -57,7 +57,8 @@ class Communicator(ABC):
     def broadcast(self, buffer: memoryview, root: int, *, progress: Progress | None = None) -> None:
         """Give every rank the ``buffer`` of ``root``: contiguous bytes, same length everywhere, written in place.
 
-        Blocks until this rank has received and forwarded everything.
+        Blocks until this rank has received and forwarded everything; who forwards through memory shared with other
+        ranks of its host also waits until they have it.
 
         Raises:
             PeerLost: a neighbour's connection ended; ``peer`` is its rank in the epoch's group.

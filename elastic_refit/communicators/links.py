@@ -16,8 +16,8 @@ from collections.abc import Iterable
 
 __all__ = ["Bell", "Link", "LinkEnded"]
 
-_BUFFER_BYTES = 4 << 20
-"""Asked for; the system caps it. Larger buffers let a neighbour run ahead instead of waking for every packet."""
+_UNIX_BUFFER_BYTES = 4 << 20
+"""Asked for; the system caps it. Larger buffers let a neighbour run ahead. TCP sizes its own better than we could."""
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
 
 
@@ -40,9 +40,9 @@ class Link:
         self.messages = 0
         """Messages begun on this link; both ends count alike."""
         sock.setblocking(True)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-        if sock.family != socket.AF_UNIX:
+        if sock.family == socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
+        else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEPALIVE:

@@ -15,6 +15,7 @@ from elastic_refit.errors import ConfigError, ElasticRefitError
 __all__ = ["main"]
 
 _INTERRUPTED = 130
+_PLAIN_WIDTH = 120
 _QUIET = ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_DEDUP_LOGS")
 
 
@@ -61,7 +62,9 @@ def demo(
 
     from elastic_refit.demo.main import run_demo
 
-    sys.exit(run_demo(config, faults, Console(), json_path))
+    out = sys.stdout
+    console = Console(file=out, width=None if out.isatty() else _PLAIN_WIDTH)
+    sys.exit(run_demo(config, faults, console, json_path))
 
 
 def _demo_config(path: Path | None, overrides: list[str]) -> Any:

@@ -21,7 +21,6 @@ from elastic_refit.errors import CommunicatorError
 __all__ = ["measure"]
 
 _GB = 1e9
-_RELEASE_SAMPLES = 50
 _REBUILDS = 5
 _START_S = 300.0
 
@@ -59,7 +58,12 @@ class BenchSeat(Seat):
 
 
 def measure(
-    *, size_bytes: int = 256 << 20, receivers: int = 3, repeats: int = 9, rebuild_worlds: Sequence[int] = (4, 16)
+    *,
+    size_bytes: int = 256 << 20,
+    receivers: int = 3,
+    repeats: int = 9,
+    rebuild_worlds: Sequence[int] = (4, 16),
+    release_samples: int = 50,
 ) -> dict[str, Any]:
     """Measure; takes a minute or two with the defaults, and ``size_bytes`` per rank.
 
@@ -67,7 +71,7 @@ def measure(
     at which the blocked call had left; ``rebuild_s`` is bind, exchange of addresses and join of that many ranks.
     """
     return _broadcasts(size_bytes, receivers + 1, repeats) | {
-        "release_ms": _release_ms(),
+        "release_ms": _release_ms(release_samples),
         "rebuild_s": {str(world_size): _rebuild_s(world_size) for world_size in rebuild_worlds},
         "size_bytes": size_bytes,
         "receivers": receivers,
@@ -108,14 +112,14 @@ def _one_round(ranks: Sequence[RankProcess], size: int) -> tuple[float, float, f
 def _slowest(ranks: Sequence[RankProcess], verb: str, size: int) -> float:
     for process in ranks:
         process.start(verb, size, 0)
-    return max(process.finish(_START_S) for process in ranks)
+    return max(float(process.finish(_START_S)) for process in ranks)
 
 
-def _release_ms() -> dict[str, float]:
+def _release_ms(count: int) -> dict[str, float]:
     """Half of the samples are blocked in receiving, half in sending to a peer that takes nothing."""
     ranks = [RankProcess("tcp") for _ in range(2)]
     try:
-        samples = sorted(_one_release_s(ranks, blocked_rank=number % 2) * 1e3 for number in range(_RELEASE_SAMPLES))
+        samples = sorted(_one_release_s(ranks, blocked_rank=number % 2) * 1e3 for number in range(count))
     finally:
         for process in ranks:
             process.stop()

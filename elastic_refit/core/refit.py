@@ -55,7 +55,6 @@ from elastic_refit.core.refit_state import (
     Died,
     Ended,
     Event,
-    Finding,
     Finish,
     Ignored,
     Landed,
@@ -67,6 +66,7 @@ from elastic_refit.core.refit_state import (
 )
 from elastic_refit.core.refit_turn import ATTEMPT, Turn, everybody
 from elastic_refit.core.refit_verdict import judge, judge_digests
+from elastic_refit.core.verdict import Finding
 from elastic_refit.errors import NoSurvivingShards
 
 __all__ = ["step"]
@@ -226,14 +226,14 @@ class _Protocol(Turn):
         facts = self.running.evidence
         lost = [m for m in self.members if isinstance(m, TrainerId) and not _is_well(facts.get(m))]
         silent = {m for m in self.running.fleet.present if not _is_well(facts.get(m)) and not self.is_dead(m)}
-        if silent and late_s > self.state.policy.round_s[Op.PROBE] / 2:
+        if silent and late_s > self.state.policy.round_s(Op.PROBE) / 2:
             silent = set()  # our own loop was late: who seemed silent may just not have been heard
         elif len(lost) == self.running.fleet.num_trainers and len(silent) == len(self.running.fleet.present):
             return self.end("CoordinatorLost", "nobody answered the probe before the refit: the coordinator is cut off")
         if lost:
             return self.end("TrainerLost", f"{describe(set(lost))} did not answer before refit v{self.running.version}")
         if silent:
-            why = f"no answer to a ping within {self.state.policy.round_s[Op.PROBE]:g} s before the refit"
+            why = f"no answer to a ping within {self.state.policy.round_s(Op.PROBE):g} s before the refit"
             self._condemn(Finding(shard, 2, why) for shard in sorted(silent))
         return self._fence_or(self._reconcile)
 
@@ -398,7 +398,7 @@ class _Protocol(Turn):
         lost = {m: _lost_in_settle(run.evidence.get(m)) for m in self.members if m not in self.condemned}
         for member in run.round.waiting:
             silent = Finding(
-                member, 2, f"no answer to the abort order within {self.state.policy.round_s[Op.SETTLE]:g} s"
+                member, 2, f"no answer to the abort order within {self.state.policy.round_s(Op.SETTLE):g} s"
             )
             lost[member] = lost[member] or silent
         newly = [finding for finding in lost.values() if finding is not None]

@@ -7,12 +7,13 @@ not ours.
 from __future__ import annotations
 
 import ctypes
+import io
 import logging
 import signal
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import FrameType
 
@@ -40,7 +41,7 @@ def cluster(config: RunConfig) -> Iterator[None]:
     """
     _adopt_orphans()
     before = [child.pid for child in psutil.Process().children(recursive=True)]
-    with _interrupts():
+    with _interrupts(), redirect_stdout(_Discarded()):
         try:
             _init(config)
             yield
@@ -50,6 +51,14 @@ def cluster(config: RunConfig) -> Iterator[None]:
             left = end_descendants(timeout_s=_END_S, besides=before)
             if left:
                 logger.error("processes_left", extra={"pids": left})
+
+
+class _Discarded(io.TextIOBase):
+    """What Ray prints on the driver's standard output about workers: the same lines are in its logs."""
+
+    def write(self, text: str) -> int:
+        logger.debug("ray_said", extra={"text": text})
+        return len(text)
 
 
 def log_folder() -> Path:
@@ -94,7 +103,7 @@ def _require_free(port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise ConfigError(
-                f"ray.dashboard_port: port {port} is taken ({error.strerror}); choose another, or null for any free one",
+                f"ray.dashboard_port: port {port} is taken ({error.strerror}); name another, or null for a free one",
                 field="ray.dashboard_port",
             ) from None
 

@@ -284,6 +284,5 @@ def test_a_settle_frees_whoever_waits_for_a_peer_that_never_comes(group: Group) 
 
 
 def _wait_until_in_the_collective(participant: RefitParticipant) -> None:
-    from tests.waiting import wait_until
 
     wait_until(lambda: participant.ping(PingOrder(1)).beacon.waiting_on == "recv", timeout_s=30)

@@ -72,9 +72,7 @@ def demo(
 @click.option("--trainers", type=int, required=True, help="Trainer ranks.")
 @click.option("--widths", required=True, metavar="W,W,…", help="Ranks of each shard, by shard index.")
 @click.option("--absent", default="", metavar="I,I,…", help="Shard indices that are lost.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print {before, after}: world size, and first rank by shard index."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print {before, after}: world size, first rank by shard.")
 def plan(trainers: int, widths: str, absent: str, as_json: bool) -> None:
     """Show which ranks everybody holds, before and after the loss of shards."""
     from elastic_refit.plan_view import describe_plan, draw_plan, plan_loss

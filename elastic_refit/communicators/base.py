@@ -109,7 +109,7 @@ class Communicator(ABC):
     @property
     @abstractmethod
     def released_s(self) -> float | None:
-        """Seconds from ``abort`` until the call that it freed had left; 0.0 if none was in progress, None until then."""
+        """Seconds from ``abort`` until the call that it freed had left; 0.0 if there was none, None until then."""
 
     @property
     @abstractmethod

@@ -7,6 +7,7 @@ belong to another file when a call that was about to use it gets there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -22,7 +23,7 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_K
 
 
 class LinkEnded(Exception):
-    """The connection to ``peer`` is over: by its death, by its close, or by our own shutdown. The caller knows which."""
+    """The connection to ``peer`` is over: by its death, its close, or our own shutdown. The caller knows which."""
 
     def __init__(self, peer: int, why: str) -> None:
         super().__init__(why)
@@ -106,10 +107,8 @@ class Link:
 
     def shutdown(self) -> None:
         """Free whoever is blocked in this link, and tell the peer. Any thread."""
-        try:
+        with contextlib.suppress(OSError):  # the peer was faster
             self.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the peer was faster
 
     def close(self) -> None:
         self.sock.close()
@@ -150,10 +149,8 @@ class Bell:
     def ring(self) -> None:
         with self._lock:
             if not self._closed:
-                try:
+                with contextlib.suppress(BlockingIOError):  # it has rung often enough
                     self._ringing.send(b"\0")
-                except BlockingIOError:
-                    pass  # it has rung often enough
 
     def quiet(self) -> None:
         """Forget earlier rings; look at what they announced after this, not before."""

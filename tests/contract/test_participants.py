@@ -1,4 +1,4 @@
-"""A refit between participants in threads of one process, over real sockets: what a rank keeps through a broken attempt."""
+"""A refit between participants in threads of one process, over real sockets: what outlives a broken attempt."""
 
 from __future__ import annotations
 
@@ -92,9 +92,10 @@ class Group:
     def __init__(self, shards: int) -> None:
         self.weights = Weights(0)
         self.engines = {ShardId(index): Engine() for index in range(shards)}
+        everybody: tuple[Member, ...] = (TrainerId(0), *self.engines)
         self.members: dict[Member, RefitParticipant] = {
             member: RefitParticipant(member, TcpBackend(chunk_bytes=1024), BroadcastTransport(), deadlines=LIMITS)
-            for member in (TrainerId(0), *self.engines)
+            for member in everybody
         }
         self._threads = ThreadPoolExecutor(max_workers=2 * len(self.members))
 
@@ -110,7 +111,7 @@ class Group:
     def build(self, epoch: int, shards: Sequence[int]) -> Membership:
         group = plan_membership(1, [1] * len(self.engines), [ShardId(s) for s in shards], epoch=epoch)
         prepared = self.everywhere(group, lambda m: self.members[m].prepare(PrepareOrder(epoch, 0)))
-        addresses = []
+        addresses: list[str] = []
         for answer in prepared.values():
             assert isinstance(answer, Prepared)
             addresses += answer.addresses
@@ -190,8 +191,9 @@ def test_a_whole_refit_is_bit_for_bit_and_served_only_after_the_commit(group: Gr
 
 def test_the_victims_of_a_death_testify_and_only_the_member_itself_reports_a_fault(group: Group) -> None:
     _, answers = _break_in_bucket_2(group, victim=1)
-    assert isinstance(answers[ShardId(1)], Fault)
-    assert "the process is gone" in answers[ShardId(1)].sentence
+    own = answers[ShardId(1)]
+    assert isinstance(own, Fault)
+    assert "the process is gone" in own.sentence
     for member in (ShardId(0), ShardId(2)):
         assert isinstance(answers[member], Testimony), answers[member]
     assert not isinstance(answers[TrainerId(0)], Fault)

@@ -50,9 +50,9 @@ def test_as_a_job_the_fleet_shows_in_the_task_table_and_the_dead_shard_as_failed
     _note(dashboard, seen)
     logs = client.get_job_logs(job)
     assert client.get_job_status(job) == JobStatus.SUCCEEDED, logs
-    assert "ok: 6 steps, 1 incidents" in logs.strip().splitlines()[-1]
+    assert "ok: 6 steps, 1 incident," in logs.strip().splitlines()[-1]
     assert "RUNNING" in seen["shard[1]=HEALTHY"], seen
-    assert wait_until(lambda: _note(dashboard, seen) or "FAILED" in _states_of("shard[0]=", seen), timeout_s=30)
+    assert wait_until(lambda: "FAILED" in _states_of("shard[0]=", _note(dashboard, seen)), timeout_s=30)
     assert "refit[v1] world=5" in seen
     assert "refit[v6] world=4" in seen
 
@@ -63,13 +63,14 @@ def _marks() -> dict[str, str]:
     return {RUN_MARK: os.environ[RUN_MARK]}
 
 
-def _note(dashboard: str, seen: dict[str, set[str]]) -> None:
-    """Add the states that each named task has now to those that it was seen in."""
+def _note(dashboard: str, seen: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Add the states that each named task has now to those that it was seen in, and return all."""
     from ray.util.state import list_tasks
 
     rows: list[Any] = list_tasks(address=dashboard, limit=_TASKS, raise_on_missing_output=False)
     for row in rows:
         seen.setdefault(row.name, set()).add(row.state)
+    return seen
 
 
 def _states_of(prefix: str, seen: dict[str, set[str]]) -> set[str]:

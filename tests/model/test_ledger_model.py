@@ -204,11 +204,13 @@ def _restarts(world: World) -> Iterator[Move]:
 
 
 def _coordinator_moves(world: World) -> Iterator[Move]:
-    attempt = world.attempt
-    if attempt is None:
-        if world.num_refits < 2:
-            yield from _open(world, version=world.num_refits + 1, participants=joinable(world.ledger))
-        return
+    if world.attempt is not None:
+        yield from _attempt_moves(world, world.attempt)
+    elif world.num_refits < 2:
+        yield from _open(world, version=world.num_refits + 1, participants=joinable(world.ledger))
+
+
+def _attempt_moves(world: World, attempt: Attempt) -> Iterator[Move]:
     members = [shard for shard in world.shards if shard.id in attempt.participants and shard.is_alive]
     for shard in members:
         if shard.holds != attempt.version:

@@ -14,14 +14,12 @@ from elastic_refit.actors.ledger import LedgerClient
 from elastic_refit.actors.refit_shell import RefitShell
 from elastic_refit.chaos import FaultRecord
 from elastic_refit.core import ledger_queries
-from elastic_refit.core.deadlines import Deadlines
 from elastic_refit.core.events import Event as LedgerEvent
 from elastic_refit.core.ids import Member, TrainerId
-from elastic_refit.core.messages import Op
 from elastic_refit.core.refit_state import Ended, Fleet, Landed, RefitPolicy, RefitRequested, RefitState
 from elastic_refit.incident import Incident, IncidentClock, names_of, sentence_of, write_incident
 
-__all__ = ["RefitCoordinator", "RefitReport", "coordinator_options", "policy_of"]
+__all__ = ["RefitCoordinator", "RefitReport", "coordinator_options"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,22 +41,6 @@ class RefitReport:
 def coordinator_options() -> dict[str, object]:
     """Options for ``ray.remote(...)``: faults and questions are heard while a refit runs."""
     return {"num_cpus": 0, "max_restarts": 0, "concurrency_groups": {"refit": 1, "control": 2}}
-
-
-def policy_of(deadlines: Deadlines, *, max_recoveries: int, min_healthy: int) -> RefitPolicy:
-    """The protocol's policy: each round may take what its deadline says."""
-    limits = {
-        Op.PROBE: deadlines.ping_s,
-        Op.PREPARE: deadlines.prepare_s,
-        Op.JOIN: deadlines.join_s,
-        Op.READY: max(deadlines.pause_s, deadlines.pack_s),
-        Op.TRANSFER: deadlines.hard_s,
-        Op.COMMIT: deadlines.finalize_s,
-        Op.PING: deadlines.evidence_s,
-        Op.FENCE: deadlines.fence_s,
-        Op.SETTLE: deadlines.settle_s,
-    }
-    return RefitPolicy(limits, max_recoveries=max_recoveries, min_healthy=min_healthy)
 
 
 class RefitCoordinator:

@@ -16,9 +16,10 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastic_refit.actors.coordinator import RefitCoordinator, RefitReport, coordinator_options, policy_of
+from elastic_refit.actors.coordinator import RefitCoordinator, RefitReport, coordinator_options
 from elastic_refit.actors.ledger import LedgerClient, ledger_actor
 from elastic_refit.actors.setup import ParticipantSetup
+from elastic_refit.actors.supervisor import FleetSupervisor
 from elastic_refit.actors.trainer import TrainerActor, trainer_options
 from elastic_refit.actors.vllm_shard import VllmShardActor, shard_options
 from elastic_refit.chaos import Fault
@@ -27,9 +28,9 @@ from elastic_refit.core.events import Registered
 from elastic_refit.core.ids import Member, ProcessId, ShardId, TrainerId
 from elastic_refit.core.ledger_state import LedgerPolicy
 from elastic_refit.core.messages import PingOrder
+from elastic_refit.core.refit_state import RefitPolicy
 from elastic_refit.errors import ConfigError, CoordinatorLost, ElasticRefitError, ShardDied, TrainerLost
 from elastic_refit.processes import kill_proved
-from elastic_refit.actors.supervisor import FleetSupervisor
 
 __all__ = ["Fleet", "require_cpus"]
 
@@ -78,7 +79,10 @@ class Fleet:
 
     @property
     def members(self) -> dict[Member, ActorHandle]:
-        return {**self.trainers, **self.shards}
+        members: dict[Member, ActorHandle] = {}
+        for group in (self.trainers, self.shards):
+            members.update(group.items())
+        return members
 
     def wait_until_loaded(self, *, timeout_s: float, on_ready: OnReady | None = None) -> None:
         """Return when every member has loaded; then the ledger knows them and the sentinels watch them.
@@ -140,7 +144,7 @@ class Fleet:
         return tuple(shard for shard in self.shards if shard not in absent)
 
     def _make_coordinator(self) -> ActorHandle:
-        policy = policy_of(
+        policy = RefitPolicy(
             self._limits,
             max_recoveries=self._config.refit.max_recoveries_per_refit,
             min_healthy=self._config.fleet.min_healthy,

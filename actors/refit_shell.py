@@ -125,7 +125,7 @@ class RefitShell:
         """Kill what is on this node here and now; anything else by a task that runs where it is."""
         order = call.order
         assert isinstance(order, FenceOrder)
-        handle, limit_s = self._members[call.member], self.state.policy.round_s[Op.FENCE]
+        handle, limit_s = self._members[call.member], self.state.policy.round_s(Op.FENCE)
         logger.warning("shard_condemned", extra={"member": str(call.member), "why": order.why})
         nodes = {process.node for process in order.processes}
         if nodes <= {self._node}:

@@ -1,4 +1,4 @@
-"""Watches the fleet from the driver: one sentinel call per shard, which is its death notice and its row in the dashboard.
+"""Watches the fleet from the driver: one sentinel call per shard, its death notice and its row in the dashboard.
 
 A sentinel is a call ``hold(token)`` that stays in the task table under a name that says the shard's state, and fails
 within milliseconds when the shard's process dies. A new state is a new call, watched before the old one is released.
@@ -87,7 +87,7 @@ class FleetSupervisor:
         state = self._ledger.state()
         for shard, watch in self._watches.items():
             known = record_of(state, shard.index)
-            if known is None or known.shard != shard or known.state.name == watch.state:
+            if known is None or known.id != shard or known.state.name == watch.state:
                 continue
             successor = _hold(shard, watch.handle, known.state.name, watch.token + 1)
             watch.handle.release.remote(watch.token)

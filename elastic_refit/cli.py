@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -10,11 +11,12 @@ from typing import Any
 
 import click
 
-from elastic_refit.errors import ConfigError, ElasticRefitError
+from elastic_refit.errors import ConfigError, ElasticRefitError, MembershipError
 
 __all__ = ["main"]
 
 _INTERRUPTED = 130
+_PLAIN_WIDTH = 120
 _QUIET = ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_DEDUP_LOGS")
 
 
@@ -26,7 +28,9 @@ def cli() -> None:
 
 @cli.command()
 @click.option("--config", "path", type=click.Path(path_type=Path), help="YAML file; default: the demo's own.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. refit.bucket_bytes=65536.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. refit.bucket_bytes=65536."
+)
 @click.option("--steps", type=int, help="Training steps; each ends with a refit.")
 @click.option("--shards", type=int, help="Generation shards.")
 @click.option("--trainers", type=int, help="Trainer ranks.")
@@ -35,7 +39,9 @@ def cli() -> None:
 @click.option("--kill", "kills", multiple=True, metavar="SHARD@STEP:PHASE", help="SIGKILL a shard, e.g. 0@3:bucket:2.")
 @click.option("--freeze", "freezes", multiple=True, metavar="SHARD@STEP:PHASE", help="SIGSTOP a shard.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the result here.")
-def demo(path: Path | None, overrides: tuple[str, ...], kills: tuple[str, ...], freezes: tuple[str, ...], **rest: Any) -> None:
+def demo(
+    path: Path | None, overrides: tuple[str, ...], kills: tuple[str, ...], freezes: tuple[str, ...], **rest: Any
+) -> None:
     """Run a small RL loop on this machine, with shards that are killed in the middle of a refit."""
     from elastic_refit.chaos import parse_fault
 
@@ -49,13 +55,64 @@ def demo(path: Path | None, overrides: tuple[str, ...], kills: tuple[str, ...], 
         "engine": "engine.kind",
     }
     chosen = [f"{keys[name]}={value}" for name, value in rest.items() if value is not None]
-    config = _demo_config(path, [*overrides, *chosen])
+    if rest["engine"] is not None:
+        chosen.insert(0, "engine.options={}")  # the file's options are those of the file's engine
+    config = _demo_config(path, [*chosen, *overrides])
 
     from rich.console import Console
 
     from elastic_refit.demo.main import run_demo
 
-    sys.exit(run_demo(config, faults, Console(), json_path))
+    out = sys.stdout
+    console = Console(file=out, width=None if out.isatty() else _PLAIN_WIDTH)
+    sys.exit(run_demo(config, faults, console, json_path))
+
+
+@cli.command()
+@click.option("--trainers", type=int, required=True, help="Trainer ranks.")
+@click.option("--widths", required=True, metavar="W,W,…", help="Ranks of each shard, by shard index.")
+@click.option("--absent", default="", metavar="I,I,…", help="Shard indices that are lost.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print {before, after}: world size, and first rank by shard index."
+)
+def plan(trainers: int, widths: str, absent: str, as_json: bool) -> None:
+    """Show which ranks everybody holds, before and after the loss of shards."""
+    from elastic_refit.plan_view import describe_plan, draw_plan, plan_loss
+
+    try:
+        before, after = plan_loss(trainers, _numbers("--widths", widths), _numbers("--absent", absent))
+    except (ValueError, MembershipError) as error:
+        kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+        raise ConfigError(f"{kind}{error}") from None
+    click.echo(json.dumps(describe_plan(before, after)) if as_json else draw_plan(before, after))
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ConfigError(f"{option}: {text!r} is no list of whole numbers, such as 1,1,2") from None
+
+
+@cli.command()
+@click.argument("kind", type=click.Choice(["run", "demo"]))
+def schema(kind: str) -> None:
+    """Print the JSON schema of a config file."""
+    from elastic_refit.config import RunConfig, export_schema
+    from elastic_refit.demo.config import DemoConfig
+
+    click.echo(json.dumps(export_schema(DemoConfig if kind == "demo" else RunConfig), indent=2))
+
+
+@cli.command()
+@click.argument("what", type=click.Choice(["communicators", "ledger"]))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def bench(what: str, as_json: bool) -> None:
+    """Measure a part on this machine; ratios in one run are what counts."""
+    from importlib import import_module
+
+    figures = import_module(f"elastic_refit.bench.{what}").measure()
+    click.echo(json.dumps(figures) if as_json else json.dumps(figures, indent=2))
 
 
 def _demo_config(path: Path | None, overrides: list[str]) -> Any:

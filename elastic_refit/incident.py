@@ -1,4 +1,4 @@
-"""The record of one failed refit: who, why, what was done, and what it cost. One JSON file each, for people and tools."""
+"""The record of one failed refit: who, why, what was done, and what it cost. One JSON file each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 from elastic_refit.core.evidence import MemberEvidence
 from elastic_refit.core.ids import Member, ShardId, TrainerId
 from elastic_refit.core.messages import Op
-from elastic_refit.core.refit_state import Ended, Finding, Landed, Running
+from elastic_refit.core.refit_state import Ended, Landed, Running
+from elastic_refit.core.verdict import Finding
 
 __all__ = ["STAGES", "Incident", "IncidentClock", "write_incident"]
 

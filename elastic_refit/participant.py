@@ -43,7 +43,14 @@ from elastic_refit.core.messages import (
     TransferOrder,
 )
 from elastic_refit.engines.base import WeightReceiver
-from elastic_refit.errors import CommunicatorAborted, CommunicatorError, DigestMismatch, PeerLost, PlanMismatch, StaleEpoch
+from elastic_refit.errors import (
+    CommunicatorAborted,
+    CommunicatorError,
+    DigestMismatch,
+    PeerLost,
+    PlanMismatch,
+    StaleEpoch,
+)
 from elastic_refit.transports.base import OpenUpdate, PinnedVersion, RankContext, WeightSource, WeightTransport
 from elastic_refit.transports.packing import BucketUnpacker
 from elastic_refit.watchdog import Armed, RefitAbortWatchdog
@@ -75,7 +82,7 @@ class RefitParticipant:
     ) -> None:
         self.member = member
         self.serving_version: int | None = None
-        """The version that this process holds whole and may serve; None before its first commit and inside an update."""
+        """The version that this process holds whole; None before its first commit and inside an update."""
         self._backend = backend
         self._transport = transport
         self._deadlines = deadlines
@@ -99,7 +106,7 @@ class RefitParticipant:
         return Pong(self._progress.beacon(), self._processes)
 
     def settle(self, order: SettleOrder, in_worker: InWorker | None = None) -> Settled | Fault:
-        """Break every call of ``order.epoch`` or before, wait until the working thread has left it, and say how far it came.
+        """Break every call up to ``order.epoch``, wait until the working thread has left it, and say how far it came.
 
         Blocks at most ``settle_s``, and the time of a roll-back, which runs by ``in_worker`` where there is an engine.
         """
@@ -156,7 +163,7 @@ class RefitParticipant:
         return self._carry_out("finalizing", lambda: self._commit(order, receiver))
 
     def roll_back(self, receiver: WeightReceiver) -> None:
-        """Make the engine runnable after an update that will not be finished. What it served before, it no longer does."""
+        """Make the engine runnable after an update that will not be finished; it serves nothing until the next one."""
         update, self._update = self._update, None
         if update is not None and update.is_open:
             receiver.rollback()

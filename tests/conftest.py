@@ -9,20 +9,21 @@ from __future__ import annotations
 import os
 import random
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import hypothesis
 import psutil
 import pytest
 
 RUN_MARK = "ELASTIC_REFIT_TEST_RUN"
-SETTLE_S = 15.0
-"""How long processes that were told to end may take, once the last test is over."""
-
 leftovers = pytest.StashKey[list[str]]()
 run_id = pytest.StashKey[str]()
 
 hypothesis.settings.register_profile("elastic_refit", deadline=None, print_blob=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("settle_s", "how long what the tests told to end may take, once the last test is over", default="15")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -30,7 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("elastic_refit")
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(random.getrandbits(32))
-    config.stash[run_id] = os.environ[RUN_MARK] = uuid.uuid4().hex
+    config.stash[run_id] = uuid.uuid4().hex
+    os.environ[RUN_MARK] = " ".join([*marks_in(os.environ), config.stash[run_id]])
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -39,8 +41,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End what the tests left running, and fail the run for it."""
-    mark = session.config.stash[run_id]
-    _, alive = psutil.wait_procs(list(processes_of(mark)), timeout=SETTLE_S)
+    started = list(processes_of(session.config.stash[run_id]))
+    _, alive = psutil.wait_procs(started, timeout=float(session.config.getini("settle_s")))
     session.config.stash[leftovers] = [describe(process) for process in alive]
     for process in alive:
         process.kill()
@@ -55,11 +57,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.line(line)
 
 
+def marks_in(environment: Mapping[str, str]) -> list[str]:
+    """The marks of the runs that started a process: a test may run pytest, which marks its own."""
+    return environment.get(RUN_MARK, "").split()
+
+
 def processes_of(mark: str) -> Iterator[psutil.Process]:
     """Every live process that was started with ``mark``; multiprocessing's own tracker ends with this process."""
     for process in psutil.process_iter():
         try:
-            if process.environ().get(RUN_MARK) != mark or process.status() == psutil.STATUS_ZOMBIE:
+            if mark not in marks_in(process.environ()) or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
                 yield process

@@ -82,7 +82,7 @@ def host_identity() -> str:
     return hashlib.sha256(f"{boot}/{namespace.st_dev}/{namespace.st_ino}".encode()).hexdigest()[:16]
 
 
-def bind_listeners(host: str | None) -> tuple[Address, list[socket.socket]]:
+def bind_listeners(host: str | None, *, use_unix: bool = True) -> tuple[Address, list[socket.socket]]:
     """Listen on ``host`` (default: loopback) at a free port, and on an abstract Unix socket where there are such.
 
     Raises:
@@ -94,7 +94,7 @@ def bind_listeners(host: str | None) -> tuple[Address, list[socket.socket]]:
         listeners.append(_listen(_family(tcp_host), (tcp_host, 0)))
         port = int(listeners[0].getsockname()[1])
         identity = host_identity()
-        name = f"elastic-refit-{secrets.token_hex(8)}" if identity else ""
+        name = f"elastic-refit-{secrets.token_hex(8)}" if use_unix and identity else ""
         if name:
             listeners.append(_listen(socket.AF_UNIX, f"\0{name}"))
     except OSError as error:

@@ -22,6 +22,8 @@ HEADER_BYTES = _HEADER.size
 class FrameKind(IntEnum):
     BROADCAST = 1
     MESSAGE = 2
+    WINDOW = 3
+    """A broadcast whose chunks lie in a window; its descriptor comes with the header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ def decode_frame(raw: bytes | bytearray | memoryview) -> Frame:
         raise CommunicatorError(f"a frame header has {HEADER_BYTES} bytes, not {len(raw)}")
     magic, kind_and_root, sequence, size_bytes = _HEADER.unpack(raw)
     kind = kind_and_root >> 24
-    if magic != _MAGIC or kind not in (FrameKind.BROADCAST, FrameKind.MESSAGE):
+    if magic != _MAGIC or kind not in list(FrameKind):
         raise CommunicatorError(f"not a frame header: {bytes(raw)[:8].hex()}…")
     return Frame(FrameKind(kind), kind_and_root & 0xFFFFFF, sequence, size_bytes)
 

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from elastic_refit.communicators.exchange import Lane
 from elastic_refit.communicators.links import Bell, Link, LinkEnded
@@ -19,6 +19,13 @@ from elastic_refit.errors import CommunicatorAborted, CommunicatorError, PeerLos
 __all__ = ["Lifeline"]
 
 T = TypeVar("T")
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+R = TypeVar("R", bound=Closable)
 
 
 class Lifeline:
@@ -34,6 +41,7 @@ class Lifeline:
         self._title = title
         self._lock = threading.RLock()
         self._links: dict[Lane, Link] = {}
+        self._kept: list[Closable] = []
         self._busy = False
         self._closed = False
         self._failure: CommunicatorError | None = None
@@ -86,6 +94,18 @@ class Lifeline:
     def find(self, lane: Lane) -> Link | None:
         return self._links.get(lane)
 
+    def keep(self, resource: R) -> R:
+        """Have ``resource`` closed with the links."""
+        with self._lock:
+            self._kept.append(resource)
+        return resource
+
+    def discard(self, resource: Closable) -> None:
+        """Close ``resource`` now."""
+        with self._lock:
+            self._kept.remove(resource)
+        resource.close()
+
     def abort(self, reason: str) -> bool:
         """Whether this was the first, and before any close."""
         with self._lock:
@@ -115,9 +135,10 @@ class Lifeline:
     def _let_go(self) -> None:
         if self.reason is not None and self.released_s is None:
             self.released_s = time.monotonic() - self._aborted_at
-        for link in self._links.values():
-            link.close()
+        for resource in (*self._links.values(), *self._kept):
+            resource.close()
         self._links.clear()
+        self._kept.clear()
         self.bell.close()
 
     def _enter(self) -> None:

@@ -7,13 +7,17 @@ belong to another file when a call that was about to use it gets there.
 
 from __future__ import annotations
 
+import os
+import select
 import socket
+import struct
 import threading
+from collections.abc import Iterable
 
 __all__ = ["Bell", "Link", "LinkEnded"]
 
-_BUFFER_BYTES = 4 << 20
-"""Asked for; the system caps it. Larger buffers let a neighbour run ahead instead of waking for every packet."""
+_UNIX_BUFFER_BYTES = 4 << 20
+"""Asked for; the system caps it. Larger buffers let a neighbour run ahead. TCP sizes its own better than we could."""
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
 
 
@@ -36,9 +40,9 @@ class Link:
         self.messages = 0
         """Messages begun on this link; both ends count alike."""
         sock.setblocking(True)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-        if sock.family != socket.AF_UNIX:
+        if sock.family == socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
+        else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEPALIVE:
@@ -49,10 +53,48 @@ class Link:
         while rest:
             rest = rest[self._send(rest, 0) :]
 
+    def wait_readable(self, guards: Iterable[Link]) -> None:
+        """Block until there is something to receive, or the peer of a guard, a link that only sends, has gone."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        by_fd = {guard.sock.fileno(): guard for guard in guards}
+        for fd in by_fd:
+            poll.register(fd, select.POLLRDHUP)
+        ready = [fd for fd, _ in poll.poll()]
+        if self.sock.fileno() not in ready:
+            raise LinkEnded(by_fd[ready[0]].peer, "hung up")
+
     def recv(self, into: memoryview) -> None:
         rest = into
         while rest:
             rest = rest[self._recv(rest, socket.MSG_WAITALL) :]
+
+    def send_with_file(self, data: bytes, fd: int) -> None:
+        """Send a few bytes, and a duplicate of ``fd`` with the first of them. Unix sockets only."""
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
+        try:
+            sent = self.sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
+        except OSError as error:
+            raise LinkEnded(self.peer, str(error)) from error
+        self.send(memoryview(data)[sent:])
+
+    def recv_with_file(self, into: memoryview) -> int | None:
+        """Fill ``into``; the descriptor that came with it, which the caller then owns, or None."""
+        room = socket.CMSG_LEN(struct.calcsize("i"))  # for one: the system closes what more a peer may send
+        try:
+            size, ancillary, *_ = self.sock.recvmsg_into([into], room, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise LinkEnded(self.peer, str(error)) from error
+        if size == 0:
+            raise LinkEnded(self.peer, "end of stream")
+        fd = next((struct.unpack("i", data)[0] for _, kind, data in ancillary if kind == socket.SCM_RIGHTS), None)
+        try:
+            self.recv(into[size:])
+        except LinkEnded:
+            if fd is not None:
+                os.close(fd)
+            raise
+        return fd
 
     def send_some(self, data: memoryview) -> int:
         """Send what fits without blocking; 0 if nothing does."""

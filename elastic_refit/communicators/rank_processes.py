@@ -8,7 +8,6 @@ travel by pickle between a process and the children it started, never further.
 from __future__ import annotations
 
 import hashlib
-import logging
 import multiprocessing
 import os
 import random
@@ -22,7 +21,7 @@ from typing import Any, Literal
 from elastic_refit.communicators.base import Communicator, CommunicatorBackend, GroupSpec, PendingCommunicator
 from elastic_refit.communicators.tcp import TcpBackend
 
-__all__ = ["BACKENDS", "RankProcess", "content", "digest", "form_group", "make_specs"]
+__all__ = ["BACKENDS", "RankProcess", "Seat", "content", "digest", "form_group", "make_specs"]
 
 BACKENDS: dict[str, Callable[..., CommunicatorBackend]] = {"tcp": TcpBackend}
 _ANSWER_S = 60.0
@@ -52,10 +51,7 @@ class Seat:
         self._backend = backend
         self._pending: PendingCommunicator | None = None
         self._groups: list[Communicator] = []
-        self._events: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: self._events.append(record.msg)  # type: ignore[method-assign]
-        logging.getLogger("elastic_refit").addHandler(handler)
+        self._kept = bytearray()
 
     def bind(self) -> str:
         self._pending = self._backend.bind()
@@ -76,7 +72,7 @@ class Seat:
 
     def timed_broadcast(self, size: int, root: int) -> float:
         """Seconds of one broadcast after everybody has arrived at it."""
-        buffer = memoryview(self._scratch(size))
+        buffer = memoryview(self.scratch(size))
         self._group.broadcast(buffer[:1], root)
         self._group.broadcast(buffer[:1], (root - 1) % self._group.world_size)
         start = time.perf_counter()
@@ -160,9 +156,6 @@ class Seat:
         group = self._group
         return {"waiting_on": group.waiting_on, "aborted": group.aborted, "released_s": group.released_s}
 
-    def events(self) -> list[str]:
-        return list(self._events)
-
     def resources(self) -> dict[str, int]:
         """What this process holds: threads, file descriptors, and resident bytes."""
         with open("/proc/self/statm", encoding="ascii") as statm:
@@ -174,21 +167,21 @@ class Seat:
     def _group(self) -> Communicator:
         return self._groups[-1]
 
-    def _scratch(self, size: int) -> bytearray:
+    def scratch(self, size: int) -> bytearray:
         """A buffer that stays, so that a timing does not pay for fresh pages."""
-        if len(getattr(self, "_kept", b"")) != size:
-            self._kept = bytearray(os.urandom(min(size, 1 << 20))) * max(1, size >> 20)
+        if len(self._kept) != size:
+            self._kept = content(size, seed=size)
         return self._kept
 
 
 class RankProcess:
     """One rank. The process lives until ``stop``; a new group is a new ``bind`` in the same process."""
 
-    def __init__(self, backend: str = "tcp", **options: Any) -> None:
+    def __init__(self, backend: str = "tcp", *, seat: type[Seat] = Seat, **options: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self._main, main = context.Pipe()
         self._side, side = context.Pipe()
-        self._process = context.Process(target=_serve, args=(backend, options, main, side), daemon=True)
+        self._process = context.Process(target=_serve, args=(seat, backend, options, main, side), daemon=True)
         self._process.start()
         self.is_busy = False
         """A verb was begun on the main thread and its outcome was not taken."""
@@ -274,8 +267,8 @@ def _outcome(end: Connection, timeout_s: float) -> Any:
     return value
 
 
-def _serve(backend: str, options: dict[str, Any], main: Connection, side: Connection) -> None:
-    seat = Seat(BACKENDS[backend](**options))
+def _serve(kind: type[Seat], backend: str, options: dict[str, Any], main: Connection, side: Connection) -> None:
+    seat = kind(BACKENDS[backend](**options))
     threading.Thread(target=_answer, args=(seat, side), daemon=True).start()
     _answer(seat, main)
 

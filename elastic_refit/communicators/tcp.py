@@ -10,10 +10,11 @@ thread may use it; a wait that neither an abort nor a deadline ends.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
-from elastic_refit.communicators.addresses import bind_listeners
+from elastic_refit.communicators.addresses import Address, bind_listeners
 from elastic_refit.communicators.base import Communicator, GroupSpec, PendingCommunicator
 from elastic_refit.communicators.handshake import check_group
 from elastic_refit.communicators.switchboard import Limits, Switchboard
@@ -29,30 +30,37 @@ _CHUNK_BYTES = 1 << 20
 class TcpBackend:
     """Makes ``tcp`` communicators.
 
-    Peers on this host use a Unix socket; others reach ``host``, by default the loopback address and so nobody.
-    ``chunk_bytes`` is what a rank holds before it passes it on: larger costs fewer calls, smaller fills a long chain
-    sooner.
+    Peers on this host use a Unix socket, unless ``use_unix`` is off; others reach ``host``, by default the loopback
+    address and so nobody. ``chunk_bytes`` is what a rank holds before it passes it on: larger costs fewer calls,
+    smaller fills a long chain sooner.
     """
 
     name = "tcp"
 
     def __init__(
-        self, host: str | None = None, *, chunk_bytes: int = _CHUNK_BYTES, limits: Limits | None = None
+        self,
+        host: str | None = None,
+        *,
+        chunk_bytes: int = _CHUNK_BYTES,
+        use_unix: bool = True,
+        limits: Limits | None = None,
     ) -> None:
         if chunk_bytes <= 0:
             raise ValueError(f"chunk_bytes must be positive, not {chunk_bytes}")
         self._host = host
         self._chunk_bytes = chunk_bytes
+        self._use_unix = use_unix
         self._limits = limits or Limits()
 
     def bind(self) -> PendingCommunicator:
-        return _TcpPending(self._host, self._chunk_bytes, self._limits)
+        address, listeners = bind_listeners(self._host, use_unix=self._use_unix)
+        return _TcpPending(address, listeners, chunk_bytes=self._chunk_bytes, limits=self._limits)
 
 
 class _TcpPending(PendingCommunicator):
-    def __init__(self, host: str | None, chunk_bytes: int, limits: Limits) -> None:
-        address, self._listeners = bind_listeners(host)
+    def __init__(self, address: Address, listeners: list[socket.socket], *, chunk_bytes: int, limits: Limits) -> None:
         self.address = str(address)
+        self._listeners = listeners
         self._chunk_bytes = chunk_bytes
         self._limits = limits
         self._lock = threading.RLock()

@@ -1,8 +1,6 @@
 """A joined ``tcp`` group, or a part of one: the calls that move bytes.
 
-A broadcast is a pipelined chain along the ring, from the root to the rank before it: each rank passes a chunk on as
-soon as it has it. Those calls block in the kernel, because that is the fastest there; an abort frees them by shutting
-the socket down. What must never happen here: a call that ends well after an abort.
+What must never happen here: a call that ends well after an abort.
 """
 
 from __future__ import annotations
@@ -14,9 +12,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from elastic_refit.communicators.base import Communicator, Progress
+from elastic_refit.communicators.chain import Chain
 from elastic_refit.communicators.exchange import Lane, Transfer, exchange
-from elastic_refit.communicators.frames import HEADER_BYTES, Frame, FrameKind, check_frame, encode_frame
-from elastic_refit.communicators.links import Link
 from elastic_refit.communicators.splitting import gather_choices, members_of
 from elastic_refit.communicators.wiring import Wiring
 from elastic_refit.core.evidence import WaitingOn
@@ -46,7 +43,7 @@ class TcpCommunicator(Communicator):
         self._children: tuple[TcpCommunicator, ...] = ()
         self._to_next = Lane(ranks[(self.rank + 1) % self.world_size], is_send=True)
         self._from_previous = Lane(ranks[self.rank - 1], is_send=False)
-        self._num_broadcasts = 0
+        self._chain = Chain(wiring, ranks, chunk_bytes=chunk_bytes, watch=self._watch)
         self._num_splits = 0
         self._posted: list[Transfer] | None = None
         self._waiting_on = _NOTHING
@@ -62,41 +59,7 @@ class TcpCommunicator(Communicator):
         if self._posted is not None:
             raise ValueError("a group is for send and recv; issue the broadcast on its own")
         data = _flat(buffer, is_written=root != self.rank)
-        self._run(lambda: self._broadcast(data, root, progress))
-
-    def _broadcast(self, data: memoryview, root: int, progress: Progress | None) -> None:
-        frame = Frame(FrameKind.BROADCAST, root, self._num_broadcasts, len(data))
-        self._num_broadcasts += 1
-        source = None if self.rank == root else self._ring_link(self._from_previous)
-        sink = None if (self.rank + 1) % self.world_size == root else self._ring_link(self._to_next)
-        if source is not None:
-            header = bytearray(HEADER_BYTES)
-            self._receive(source, memoryview(header))
-            check_frame(header, frame, source.peer)
-        if sink is not None:
-            self._transmit(sink, memoryview(encode_frame(frame)))
-        for start in range(0, len(data), self._chunk_bytes):
-            chunk = data[start : start + self._chunk_bytes]
-            if source is not None:
-                self._receive(source, chunk)
-                _report(progress, start + len(chunk), len(data))
-            if sink is not None:
-                self._transmit(sink, chunk)
-            if source is None:
-                _report(progress, start + len(chunk), len(data))
-
-    def _ring_link(self, lane: Lane) -> Link:
-        link = self._wiring.find(lane)
-        assert link is not None, "the ring was formed at join"
-        return link
-
-    def _receive(self, link: Link, into: memoryview) -> None:
-        self._waiting_on = ("recv", link.peer)
-        link.recv(into)
-
-    def _transmit(self, link: Link, data: memoryview) -> None:
-        self._waiting_on = ("send", link.peer)
-        link.send(data)
+        self._run(lambda: self._chain.broadcast(data, root, progress))
 
     def send(self, buffer: memoryview, peer: int, *, progress: Progress | None = None) -> None:
         lane = Lane(self._peer(peer), is_send=True)
@@ -225,8 +188,3 @@ def _flat(buffer: memoryview, *, is_written: bool) -> memoryview:
     if not view.c_contiguous or (is_written and view.readonly):
         raise ValueError("a buffer must be contiguous, and writable where it receives")
     return view.cast("B") if view.nbytes else memoryview(b"")
-
-
-def _report(progress: Progress | None, done: int, total: int) -> None:
-    if progress is not None:
-        progress(done, total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import select
 import time
 from collections.abc import Iterable
@@ -76,7 +77,7 @@ class Wiring:
                 return False
             poll = select.poll()
             poll.register(self.life.bell, select.POLLIN)
-            poll.poll(remaining_s * 1000)
+            poll.poll(None if math.isinf(remaining_s) else remaining_s * 1000)
             self.life.bell.quiet()
         return True
 

@@ -12,10 +12,19 @@ A refit is a sequence of rounds; in each, every member concerned is asked one th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, assert_never
 
+from elastic_refit.core.events import (
+    Condemned,
+    EpochOpened,
+    RefitEnded,
+    RefitLanded,
+    RefitOpened,
+    ShardCommitted,
+    WeightsPartial,
+)
 from elastic_refit.core.evidence import MemberEvidence, Testimony
 from elastic_refit.core.ids import Member, ShardId, TrainerId
 from elastic_refit.core.membership import Membership, plan_membership, should_rebuild
@@ -27,7 +36,6 @@ from elastic_refit.core.messages import (
     FenceOrder,
     JoinOrder,
     Op,
-    Order,
     PingOrder,
     Pong,
     Prepared,
@@ -43,25 +51,22 @@ from elastic_refit.core.messages import (
 )
 from elastic_refit.core.refit_state import (
     Answered,
-    Call,
     Command,
     Died,
     Ended,
     Event,
-    Finding,
     Finish,
-    Fleet,
     Ignored,
     Landed,
-    Record,
     RefitRequested,
     RefitState,
     Round,
     RoundTimedOut,
     Running,
-    StartTimer,
 )
+from elastic_refit.core.refit_turn import ATTEMPT, Turn, everybody
 from elastic_refit.core.refit_verdict import judge, judge_digests
+from elastic_refit.core.verdict import Finding
 from elastic_refit.errors import NoSurvivingShards
 
 __all__ = ["step"]
@@ -221,14 +226,14 @@ class _Protocol(Turn):
         facts = self.running.evidence
         lost = [m for m in self.members if isinstance(m, TrainerId) and not _is_well(facts.get(m))]
         silent = {m for m in self.running.fleet.present if not _is_well(facts.get(m)) and not self.is_dead(m)}
-        if silent and late_s > self.state.policy.round_s[Op.PROBE] / 2:
+        if silent and late_s > self.state.policy.round_s(Op.PROBE) / 2:
             silent = set()  # our own loop was late: who seemed silent may just not have been heard
         elif len(lost) == self.running.fleet.num_trainers and len(silent) == len(self.running.fleet.present):
             return self.end("CoordinatorLost", "nobody answered the probe before the refit: the coordinator is cut off")
         if lost:
             return self.end("TrainerLost", f"{describe(set(lost))} did not answer before refit v{self.running.version}")
         if silent:
-            why = f"no answer to a ping within {self.state.policy.round_s[Op.PROBE]:g} s before the refit"
+            why = f"no answer to a ping within {self.state.policy.round_s(Op.PROBE):g} s before the refit"
             self._condemn(Finding(shard, 2, why) for shard in sorted(silent))
         return self._fence_or(self._reconcile)
 
@@ -321,9 +326,7 @@ class _Protocol(Turn):
         run, group = self.running, self.group
         self.record(RefitLanded(group.epoch, run.version))
         assert run.manifest is not None, "a transfer has a manifest"
-        landed = Landed(
-            run.version, group, run.manifest, run.rebuilt, run.recoveries, run.findings, run.resent_buckets
-        )
+        landed = Landed(run.version, group, run.manifest, run.rebuilt, run.recoveries, run.findings, run.resent_buckets)
         self.commands.append(Finish(landed))
         self.run = None
 
@@ -394,7 +397,9 @@ class _Protocol(Turn):
             return self._wind_up(run.ending)
         lost = {m: _lost_in_settle(run.evidence.get(m)) for m in self.members if m not in self.condemned}
         for member in run.round.waiting:
-            silent = Finding(member, 2, f"no answer to the abort order within {self.state.policy.round_s[Op.SETTLE]:g} s")
+            silent = Finding(
+                member, 2, f"no answer to the abort order within {self.state.policy.round_s(Op.SETTLE):g} s"
+            )
             lost[member] = lost[member] or silent
         newly = [finding for finding in lost.values() if finding is not None]
         trainer = next((f for f in newly if isinstance(f.member, TrainerId)), None)

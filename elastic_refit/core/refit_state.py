@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import assert_never
 
+from elastic_refit.core.deadlines import Deadlines
 from elastic_refit.core.events import Event as LedgerEvent
 from elastic_refit.core.evidence import MemberEvidence
 from elastic_refit.core.ids import Member, ProcessId, ShardId
 from elastic_refit.core.manifest import Manifest
 from elastic_refit.core.membership import Membership
 from elastic_refit.core.messages import Answer, Op, Order
+from elastic_refit.core.verdict import Finding
 
 __all__ = [
     "Answered",
@@ -22,7 +25,6 @@ __all__ = [
     "Died",
     "Ended",
     "Event",
-    "Finding",
     "Finish",
     "Fleet",
     "Ignored",
@@ -40,11 +42,37 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RefitPolicy:
-    """What the protocol is allowed, and how long each round may take (seconds, by round)."""
+    """What the protocol is allowed. ``has_links``: bytes travel along a chain in rank order, so a link can be named."""
 
-    round_s: Mapping[Op, float]
+    deadlines: Deadlines
     max_recoveries: int = 1
     min_healthy: int = 1
+    has_links: bool = True
+
+    def round_s(self, op: Op) -> float:
+        """How long a round may take, in seconds."""
+        limits = self.deadlines
+        match op:
+            case Op.PROBE:
+                return limits.ping_s
+            case Op.PREPARE:
+                return limits.prepare_s
+            case Op.JOIN:
+                return limits.join_s
+            case Op.READY:
+                return max(limits.pause_s, limits.pack_s)
+            case Op.TRANSFER:
+                return limits.hard_s
+            case Op.COMMIT:
+                return limits.finalize_s
+            case Op.PING:
+                return limits.evidence_s
+            case Op.FENCE:
+                return limits.fence_s
+            case Op.SETTLE:
+                return limits.settle_s
+            case never:
+                assert_never(never)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +83,6 @@ class Fleet:
     widths: tuple[int, ...]
     present: frozenset[ShardId]
     suspects: frozenset[ShardId] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Why one member was condemned. ``rule`` is the rule of attribution, 0 where no rule was needed."""
-
-    member: Member
-    rule: int
-    why: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class Turn(ABC):
         if not waiting:
             self.round_done()
             return
-        self.commands.append(StartTimer(token, op, self.state.policy.round_s[op]))
+        self.commands.append(StartTimer(token, op, self.state.policy.round_s(op)))
         self.commands.extend(Call(op, self.state.epoch, member, order) for member, order in orders.items())
 
     @abstractmethod

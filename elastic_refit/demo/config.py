@@ -22,13 +22,15 @@ class LoopConfig(Section):
     """A checkpoint directory; null: a tiny model is made for the run."""
     family: Literal["qwen2", "llama"] = "qwen2"
     """Architecture of the tiny model."""
-    num_prompts: Count = 24
-    """Prompts per step."""
+    num_prompts: Count = 8
+    """Prompts; every step samples all of them."""
+    samples_per_prompt: Count = 8
+    """Completions of each prompt in a step."""
     prompt_tokens: Count = 8
     """Tokens per prompt."""
     max_tokens: Count = 16
     """Tokens sampled per prompt."""
-    learning_rate: Annotated[float, Field(gt=0)] = 3e-3
+    learning_rate: Annotated[float, Field(gt=0)] = 5e-3
     """Step size of Adam."""
     load_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """How long the engines may take to load."""

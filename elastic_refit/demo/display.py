@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -10,6 +11,9 @@ from elastic_refit.demo.result import DemoResult, StepRow
 from elastic_refit.incident import Incident
 
 __all__ = ["Display"]
+
+_TABLE_WIDTH = 110
+_TITLE = "refits; gap: largest difference between trainer and sampler log-probabilities over all sampled tokens"
 
 
 class Display:
@@ -52,10 +56,10 @@ class Display:
 
     def row(self, row: StepRow) -> None:
         """A finished step."""
-        previous = "–" if row.logprob_gap_previous is None else f"{row.logprob_gap_previous:.1e}"
+        previous = "-" if row.logprob_gap_previous is None else f"{row.logprob_gap_previous:.1e}"
         self.say(
-            f"step {row.step}: v{row.version} to {row.world_size} ranks in {row.seconds:.3f} s, reward {row.reward:.3f}, "
-            f"gap {row.logprob_gap:.1e} (previous version {previous})"
+            f"step {row.step}: v{row.version} to {row.world_size} ranks in {row.seconds:.3f} s, "
+            f"reward {row.reward:.3f}, gap {row.logprob_gap:.1e} (previous version {previous})"
         )
 
     def incident(self, incident: Incident) -> None:
@@ -64,7 +68,7 @@ class Display:
     def summary(self, result: DemoResult) -> None:
         """The table, the incidents, and what did not hold."""
         if result.steps:
-            self._console.print(_table(result))
+            self._console.print(_table(result), width=max(self._console.width, _TABLE_WIDTH))
         for incident in result.incidents:
             stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in incident.seconds.items())
             self.say(f"{incident.id}: {incident.sentence}.")
@@ -75,12 +79,12 @@ class Display:
 
 
 def _table(result: DemoResult) -> Table:
-    table = Table(title="refits", title_justify="left")
-    for heading in ("step", "version", "world", "seconds", "GB/s", "reward", "log-prob gap", "against previous"):
+    table = Table(title=_TITLE, title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in ("step", "version", "world", "seconds", "GB/s", "reward", "gap", "gap to previous"):
         table.add_column(heading, justify="right")
     table.add_column("incident")
     for row in result.steps:
-        previous = "–" if row.logprob_gap_previous is None else f"{row.logprob_gap_previous:.1e}"
+        previous = "-" if row.logprob_gap_previous is None else f"{row.logprob_gap_previous:.1e}"
         table.add_row(
             str(row.step),
             str(row.version),

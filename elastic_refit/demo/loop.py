@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 import torch
@@ -27,15 +28,20 @@ from elastic_refit.demo.rollout import Rollout
 from elastic_refit.engines.base import Sample, SamplingSpec
 from elastic_refit.errors import ElasticRefitError, ShardError, TrainerLost
 
-__all__ = ["Loop", "reward_of"]
+__all__ = ["Loop", "reward_of", "token_reward"]
 
 _TRAIN_S = 120.0
 _BYTES = 256
 
 
+def token_reward(token: int) -> float:
+    """The verifiable reward of one token: whether its id is even."""
+    return 1.0 if token % 2 == 0 else 0.0
+
+
 def reward_of(sample: Sample) -> float:
-    """The verifiable reward: which share of the answer's tokens are even numbers, in [0, 1]."""
-    return sum(token % 2 == 0 for token in sample.token_ids) / len(sample.token_ids)
+    """Mean reward of the answer's tokens, in [0, 1]."""
+    return sum(map(token_reward, sample.token_ids)) / len(sample.token_ids)
 
 
 @dataclass(slots=True)
@@ -105,7 +111,7 @@ class Loop:
             self.display.incident(report.incident)
         loop = self.config.demo
         sampling = SamplingSpec(max_tokens=loop.max_tokens, seed=loop.seed + version)
-        samples = Rollout(fleet).sample(self._prompts(version), sampling)
+        samples = Rollout(fleet).sample(self._prompts(), sampling)
         mislabelled = {sample.weight_version for sample in samples} - {version}
         if mislabelled:
             raise ShardError(f"samples of version {version} are labelled {sorted(mislabelled)}")
@@ -136,16 +142,17 @@ class Loop:
                 shard = next(handle for shard, handle in fleet.shards.items() if shard.index == fault.shard)
                 ray.wait([shard.idle.remote(version)], timeout=5)
 
-    def _prompts(self, version: int) -> list[tuple[int, ...]]:
+    def _prompts(self) -> list[tuple[int, ...]]:
+        """Every prompt of the run, once for each of its samples."""
         loop = self.config.demo
-        dice = random.Random(f"{loop.seed}:{version}")
-        return [tuple(dice.randrange(_BYTES) for _ in range(loop.prompt_tokens)) for _ in range(loop.num_prompts)]
+        dice = random.Random(loop.seed)
+        prompts = [tuple(dice.randrange(_BYTES) for _ in range(loop.prompt_tokens)) for _ in range(loop.num_prompts)]
+        return [prompt for prompt in prompts for _ in range(loop.samples_per_prompt)]
 
     def _train(self, fleet: Fleet, samples: Sequence[Sample]) -> None:
         """One step: every rank its share, the mean to all of them."""
-        rewards = [reward_of(sample) for sample in samples]
-        baseline = sum(rewards) / len(rewards)
-        advantages = [reward - baseline for reward in rewards]
+        baseline = sum(map(reward_of, samples)) / len(samples)
+        advantages = [[token_reward(token) - baseline for token in sample.token_ids] for sample in samples]
         ranks = list(fleet.trainers.values())
         shares = [
             handle.gradient.remote(samples[rank :: len(ranks)], advantages[rank :: len(ranks)])
@@ -167,9 +174,11 @@ class Loop:
         return Gap(max(gap.current for gap in gaps), max(previous) if previous else None)
 
 
-def _answers(calls: list[ray.ObjectRef]) -> list:
+def _answers(calls: list[ray.ObjectRef]) -> list[Any]:
+    """The trainers' answers, of whatever type the method returns."""
     try:
-        return ray.get(calls, timeout=_TRAIN_S)
+        answers: list[Any] = ray.get(calls, timeout=_TRAIN_S)
+        return answers
     except (GetTimeoutError, RayActorError) as error:
         raise TrainerLost(f"a trainer is gone or silent: {type(error).__name__}") from None
 

@@ -33,7 +33,9 @@ def run_demo(config: DemoConfig, faults: Sequence[Fault], console: Console, json
     if json_path is not None and not json_path.parent.is_dir():
         raise ConfigError(f"--json: there is no folder {str(json_path.parent)!r} to write into", field="json")
     with tempfile.TemporaryDirectory(prefix="elastic-refit-model-") as scratch:
-        model = config.demo.model or make_tiny_model(scratch, family=config.demo.family, seed=config.demo.seed).directory
+        model = (
+            config.demo.model or make_tiny_model(scratch, family=config.demo.family, seed=config.demo.seed).directory
+        )
         num_buckets = build_manifest(checkpoint_tensor_specs(model), config.refit.bucket_bytes).num_buckets
         _check_faults(faults, config, num_buckets)
         with Display(console) as display, cluster(config):
@@ -51,7 +53,9 @@ def _folder() -> Path:
 def _check_faults(faults: Sequence[Fault], config: DemoConfig, num_buckets: int) -> None:
     for fault in faults:
         if fault.shard >= config.fleet.shards:
-            raise ConfigError(f"--{fault.kind}: there is no shard {fault.shard}; shards are 0 to {config.fleet.shards - 1}")
+            raise ConfigError(
+                f"--{fault.kind}: there is no shard {fault.shard}; shards are 0 to {config.fleet.shards - 1}"
+            )
         if not 1 <= fault.version <= config.demo.steps:
             raise ConfigError(f"--{fault.kind}: there is no step {fault.version}; steps are 1 to {config.demo.steps}")
         if fault.bucket is not None and fault.bucket >= num_buckets:

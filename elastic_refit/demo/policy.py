@@ -1,7 +1,7 @@
-"""The demo's trainer: a tiny causal LM, REINFORCE with a baseline, Adam; data-parallel over the trainer ranks.
+"""The demo's trainer: a tiny causal LM, REINFORCE with a baseline, Adam; data-parallel over the ranks.
 
-Each rank computes the gradient of its share of the samples; the driver averages and every rank applies the same mean, so
-that all ranks hold the same weights.
+Each rank computes the gradient of its share of the samples; the driver averages and every rank applies the same
+mean, so that all ranks hold the same weights.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class PolicyTrainer(TrainerActor):
             with self._as_before():
                 return Gap(current, _gap(self._model, samples))
 
-    def gradient(self, samples: Sequence[Sample], advantages: Sequence[float]) -> list[torch.Tensor]:
-        """The policy gradient, per parameter, summed over the tokens of ``samples``."""
+    def gradient(self, samples: Sequence[Sample], advantages: Sequence[Sequence[float]]) -> list[torch.Tensor]:
+        """The policy gradient, per parameter, summed over the tokens of ``samples``; one advantage per token."""
         self._optimizer.zero_grad()
         logprobs = _logprobs(self._model, samples)
-        weights = torch.tensor(advantages, dtype=torch.float32).unsqueeze(1)
-        (-(weights * logprobs).sum()).backward()
+        weights = torch.tensor(advantages, dtype=torch.float32)
+        torch.autograd.backward(-(weights * logprobs).sum())
         return [_gradient_of(parameter) for parameter in self._model.parameters()]
 
     def step(self, gradients: Sequence[torch.Tensor]) -> int:

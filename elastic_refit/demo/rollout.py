@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ray
 from ray.exceptions import RayActorError
@@ -17,6 +17,8 @@ from elastic_refit.errors import NoSurvivingShards, ShardUnresponsive
 __all__ = ["Rollout"]
 
 Prompts = list[tuple[int, ...]]
+
+_SEED_STRIDE = 1_000_003
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,9 @@ class Rollout:
 
     def _ask(self, shares: dict[ShardId, list[int]], prompts: Prompts, sampling: SamplingSpec) -> dict[int, Sample]:
         calls = {
-            shard: self.fleet.shards[shard].generate.remote([prompts[number] for number in share], sampling)
+            shard: self.fleet.shards[shard].generate.remote(
+                [prompts[number] for number in share], _of_its_own(sampling, shard)
+            )
             for shard, share in shares.items()
         }
         done: dict[int, Sample] = {}
@@ -62,3 +66,8 @@ class Rollout:
         except ray.exceptions.GetTimeoutError:
             raise ShardUnresponsive(f"{shard} did not answer within {self.timeout_s:g} s", shard=str(shard)) from None
         return samples
+
+
+def _of_its_own(sampling: SamplingSpec, shard: ShardId) -> SamplingSpec:
+    """Shards that are given the same prompt must not give the same answer."""
+    return replace(sampling, seed=None if sampling.seed is None else sampling.seed + _SEED_STRIDE * (shard.index + 1))

@@ -32,7 +32,7 @@ def require_engine(kind: str) -> None:
         raise ConfigError(f"engine: {kind!r} is unknown; use one of {', '.join(ENGINES)}", engine=kind)
     if kind == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ConfigError(
-            "vLLM is not installed: pip install 'elastic-refit[cpu]' (or [cuda] on a GPU machine), or use --engine torch",
+            "vLLM is not installed: pip install 'elastic-refit[cpu]' ([cuda] on a GPU machine), or use --engine torch",
             engine=kind,
         )
     for library in ("torch", "transformers"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -51,22 +52,14 @@ class VllmEngine(ShardEngine):
         """Raises ConfigError: no model, an option that cannot be used here, or a vLLM that cannot be imported."""
         self._gate = GenerationGate()
         self._llm = _load(str(require_checkpoint(model)), dict(options or {}))
+        self._worker = threading.Lock()
         self._update_open = False
         self._llm.collective_rpc("elastic_refit_assume_version", args=(initial_version,))
         self._label(initial_version)
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingSpec) -> list[Sample]:
-        from vllm import TokensPrompt
-
-        requests = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
-        params = [_sampling_params(sampling, index) for index in range(len(requests))]
         with self._gate.generating():
-            try:
-                outputs = self._llm.generate(requests, params, use_tqdm=False)
-            except BaseException:
-                self._abort_leftovers()
-                raise
-        return [_sample(output) for output in outputs]
+            return [_sample(output) for output in self._complete(prompts, sampling)]
 
     def pause(self) -> None:
         self._gate.pause()
@@ -81,9 +74,11 @@ class VllmEngine(ShardEngine):
         self._gate.resume()
 
     def in_worker(self, function: Callable[[WeightReceiver], T]) -> T:
-        (outcome,) = self._llm.collective_rpc("elastic_refit_call", args=(function,))
-        self._update_open = outcome.update_open
-        self._label(outcome.version)
+        # Without the lock a slower thread could note the state before a rollback as the one after it.
+        with self._worker:
+            (outcome,) = self._llm.collective_rpc("elastic_refit_call", args=(function,))
+            self._update_open = outcome.update_open
+            self._label(outcome.version)
         if outcome.error is not None:
             raise outcome.error
         value: T = outcome.value
@@ -103,6 +98,22 @@ class VllmEngine(ShardEngine):
         """Nothing is scheduled between the worker's answer and this, so no token gets the label of other weights."""
         self._llm.llm_engine.set_weight_version(str(version))
 
+    def _complete(self, prompts: Sequence[Sequence[int]], sampling: SamplingSpec) -> list[Any]:
+        from vllm import TokensPrompt
+        from vllm.exceptions import VLLMClientError
+
+        try:
+            requests = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
+            params = [_sampling_params(sampling, index) for index in range(len(requests))]
+            outputs: list[Any] = self._llm.generate(requests, params, use_tqdm=False)
+        except VLLMClientError as error:
+            self._abort_leftovers()
+            raise ValueError(str(error)) from error
+        except BaseException:
+            self._abort_leftovers()
+            raise
+        return outputs
+
     def _abort_leftovers(self) -> None:
         """A generation that raised leaves its requests in the scheduler, and the next one would wait for them."""
         engine = self._llm.llm_engine
@@ -114,18 +125,21 @@ def _load(model: str, options: dict[str, Any]) -> Any:
         os.environ.setdefault(name, value)
     _refuse(options)
     try:
+        import torch
         from vllm import LLM
         from vllm.config import WeightTransferConfig
 
         from elastic_refit.engines import vllm_worker
     except Exception as error:
         raise ConfigError(f"vLLM is installed but cannot be imported: {error}") from error
+    if os.environ["TORCH_COMPILE_DISABLE"] == "1":
+        torch._dynamo.config.disable = True  # torch reads the variable when it is imported, which may be long ago
     return LLM(
         model=model,
         weight_transfer_config=WeightTransferConfig(backend=vllm_worker.BACKEND),
         worker_extension_cls=_EXTENSION,
         logprobs_mode="raw_logprobs",
-        **options,
+        **{"use_tqdm_on_load": False, **options},
     )
 
 

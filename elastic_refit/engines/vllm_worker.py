@@ -10,7 +10,7 @@ an update is finished that is not whole; a layer is left on the meta device when
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import layerwise
@@ -30,7 +32,7 @@ from vllm.platforms import current_platform
 from elastic_refit.core.manifest import Manifest
 from elastic_refit.engines.base import WeightReceiver
 from elastic_refit.engines.update import UpdateLedger
-from elastic_refit.errors import PlanMismatch
+from elastic_refit.errors import PlanMismatch, TransportError
 
 __all__ = [
     "BACKEND",
@@ -51,14 +53,14 @@ def register() -> None:
 
 
 @dataclass
-class ManifestInfo(WeightTransferInitInfo):
+class ManifestInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is untyped
     """What every later update moves: ``Manifest.to_dict()``."""
 
     manifest: dict[str, Any]
 
 
 @dataclass
-class TensorsInfo(WeightTransferUpdateInfo):
+class TensorsInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is untyped
     """Whole tensors by their checkpoint names. They must live in the worker's process and are given away."""
 
     tensors: Sequence[tuple[str, torch.Tensor]]
@@ -94,8 +96,7 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
 
     def feed(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Load whole tensors. vLLM keeps references to them until their layer is complete."""
-        self.update.take(name for name, _ in tensors)
-        with disable_mtp_completeness_check():
+        with self.update.taking(name for name, _ in tensors), disable_mtp_completeness_check():
             self.model.load_weights(iter(tensors))
 
     def receive_weights(self, update_info: TensorsInfo) -> None:
@@ -115,6 +116,9 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
     def finish_weight_update(self) -> None:
         """Raises TransportError if a tensor is missing; the update then stays open and vLLM labels nothing."""
         self.update.require_complete()
+        unfed = self._unfed_layers()
+        if unfed:
+            raise TransportError(f"the manifest has not all weights of {unfed[0]}", layers=tuple(unfed))
         layerwise.finalize_layerwise_reload(self.model, self.model_config)
         self._repack_embeddings()
         if self.device.type != "cpu":
@@ -138,6 +142,25 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
     def shutdown(self) -> None:
         self._manifest = None
 
+    def _unfed_layers(self) -> list[str]:
+        """Layers that got none, or not all, of their weights: the manifest is of another model.
+
+        vLLM itself would keep the old weights of the first kind with a log line, and finish the second kind with
+        uninitialised memory.
+        """
+        short: dict[str, Iterable[torch.Tensor]] = {}
+        fed: set[int] = set()
+        for name, layer in self.model.named_modules():
+            info = layerwise.get_layerwise_info(layer)
+            parameters = info.kernel_tensors[0] if info.can_load() else layer._parameters
+            if parameters and info.can_load() and _is_short(layer, info):
+                short[name] = parameters.values()
+            else:
+                fed |= {tensor.data_ptr() for tensor in parameters.values() if tensor is not None}
+        fed.discard(0)  # parameters that a CPU kernel packed away have no memory
+        # A tied output head gets its weight through the embedding.
+        return [name for name, tensors in short.items() if any(tensor.data_ptr() not in fed for tensor in tensors)]
+
     def _repack_embeddings(self) -> None:
         """On CPU a tied output head multiplies by a packed copy of the embedding, which layerwise reload forgets.
 
@@ -147,6 +170,14 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
             for module in self.model.modules():
                 if isinstance(module, VocabParallelEmbedding):
                     module.quant_method.process_weights_after_loading(module)
+
+
+def _is_short(layer: torch.nn.Module, info: Any) -> bool:
+    """Only a plain linear layer must be full: elsewhere there is padding, or a scale that a checkpoint may lack."""
+    if is_deferred_attention_layer(layer) or not info.load_numel_total:
+        return False
+    is_plain = isinstance(layer, LinearBase) and isinstance(layer.quant_method, UnquantizedLinearMethod)
+    return bool(info.load_numel == 0 or (is_plain and info.load_numel < info.load_numel_total))
 
 
 class VllmReceiver(WeightReceiver):
@@ -181,7 +212,7 @@ class WorkerOutcome:
     """What one worker answers. ``version`` and ``update_open`` are the state after the call, whatever came of it."""
 
     value: Any
-    error: Exception | None
+    error: BaseException | None
     version: int
     update_open: bool
 
@@ -196,7 +227,7 @@ class ElasticRefitWorkerExtension:
         value, failure = None, None
         try:
             value = function(VllmReceiver(self))
-        except Exception as error:
+        except BaseException as error:  # an interrupt too: the caller must learn what state it left
             failure = error
         update = self.weight_transfer_engine.update
         return WorkerOutcome(value=value, error=failure, version=update.version, update_open=update.is_open)

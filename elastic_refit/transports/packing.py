@@ -36,7 +36,7 @@ def fresh_buffer(bucket: Bucket, *, device: torch.device | str = "cpu") -> torch
 
 def byte_view(buffer: torch.Tensor) -> memoryview:
     """The bytes of a contiguous uint8 CPU tensor, writable and without a copy; keeps the tensor's memory alive."""
-    return memoryview(buffer.numpy())
+    return buffer.numpy().data
 
 
 def digest_bucket(buffer: torch.Tensor, algorithm: str = "xxh3") -> int:
@@ -50,9 +50,7 @@ def digest_bucket(buffer: torch.Tensor, algorithm: str = "xxh3") -> int:
     return xxhash.xxh3_64_intdigest(byte_view(buffer))
 
 
-def pack_bucket(
-    bucket: Bucket, manifest: Manifest, *, tensors: Mapping[str, torch.Tensor], out: torch.Tensor
-) -> None:
+def pack_bucket(bucket: Bucket, manifest: Manifest, *, tensors: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
     """Write ``bucket`` into ``out`` (uint8, at least the bucket's size, any device), padding zeroed.
 
     A source that is not contiguous is copied whole once for each bucket that it lies in.

@@ -1,0 +1,10 @@
+"""Engines in the test process: their environment must be set before anything imports torch."""
+
+from __future__ import annotations
+
+import os
+
+from elastic_refit.engines.vllm_engine import vllm_environment
+
+for name, value in vllm_environment().items():
+    os.environ.setdefault(name, value)

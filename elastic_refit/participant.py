@@ -299,7 +299,7 @@ class RefitParticipant:
         except CommunicatorError as error:
             self._break_group(str(error))
             return _testimony(error)
-        except Exception as error:  # a member's own fault must reach the coordinator as evidence, whatever it is
+        except Exception as error:  # noqa: BLE001 - whatever a member's own fault is, it is evidence
             self._break_group(str(error))
             return _fault(error)
         finally:

@@ -35,6 +35,7 @@ class Transfer:
     data: memoryview
     chunk_bytes: int
     progress: Progress | None
+    _expected: Frame = field(init=False)
     _header: memoryview | None = None
     _header_done: int = 0
     _done: int = 0
@@ -68,8 +69,6 @@ class Transfer:
 
     def _move(self, link: Link, part: memoryview) -> int:
         return link.send_some(part) if self.lane.is_send else link.recv_some(part)
-
-    _expected: Frame = field(init=False)
 
 
 def exchange(

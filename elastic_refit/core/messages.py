@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Op(StrEnum):
-    """One round of calls: the same question to every member it concerns."""
+    """One round of calls: the same question to every member it concerns. ``WAIT`` asks nobody anything."""
 
     PROBE = "probe"
     PREPARE = "prepare"
@@ -52,6 +52,7 @@ class Op(StrEnum):
     PING = "ping"
     FENCE = "fence"
     SETTLE = "settle"
+    WAIT = "wait"
 
 
 # -- orders
@@ -111,9 +112,13 @@ class CommitOrder:
 
 @dataclass(frozen=True, slots=True)
 class SettleOrder:
-    """Leave every blocked call of ``epoch``, and say how far you came. ``roll_back``: the open update is over."""
+    """Leave every blocked call of ``epoch``, and say how far you came with ``version``.
+
+    ``roll_back``: the open update is over.
+    """
 
     epoch: int
+    version: int
     reason: str
     roll_back: bool
 
@@ -182,8 +187,9 @@ class Committed:
 class Settled:
     """No call of the epoch blocks any more.
 
-    ``applied_through`` is the highest bucket that the open update holds, -1 if none; ``released_s`` is how long the
-    blocked call took to leave after the abort, in seconds.
+    ``applied_through`` is the highest bucket of the order's version that the member holds, -1 if none; ``released_s``
+    is how long the blocked call took to leave after the abort, in seconds. ``serving_version`` is the version that the
+    member holds whole, None for a mixture.
     """
 
     applied_through: int

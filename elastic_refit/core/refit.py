@@ -4,17 +4,19 @@ A refit is a sequence of rounds; in each, every member concerned is asked one th
 
     PROBE → (PREPARE → JOIN, when the membership changed) → READY → TRANSFER → COMMIT → landed
        any failure after PROBE:  PING → FENCE → SETTLE → PREPARE → JOIN → READY → TRANSFER → COMMIT
+       any end after PROBE:      FENCE whoever is condemned → SETTLE, rolling back → ended
 
-``step`` is total: an event of another epoch, of somebody who is not in the group, or of a round that is over gives
-:class:`Ignored` with the reason. What must never happen here: a condemnation without a finding, a byte before its
-``RefitOpened`` is recorded, a membership that holds somebody who was condemned, a refit that neither lands nor ends.
+``step`` is total: an event of another epoch or refit, of somebody who was not asked, or of a round that is over gives
+:class:`Ignored` with the reason and changes nothing. What must never happen here: a condemnation without a finding, a
+byte before its ``RefitOpened`` is recorded, a membership that holds somebody who was condemned, a refit that neither
+lands nor ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import assert_never
 
 from elastic_refit.core.events import (
     Condemned,
@@ -25,7 +27,7 @@ from elastic_refit.core.events import (
     ShardCommitted,
     WeightsPartial,
 )
-from elastic_refit.core.evidence import MemberEvidence, Testimony
+from elastic_refit.core.evidence import Testimony
 from elastic_refit.core.ids import Member, ShardId, TrainerId
 from elastic_refit.core.membership import Membership, plan_membership, should_rebuild
 from elastic_refit.core.messages import (
@@ -65,9 +67,16 @@ from elastic_refit.core.refit_state import (
     Running,
 )
 from elastic_refit.core.refit_turn import ATTEMPT, Turn, everybody
-from elastic_refit.core.refit_verdict import judge, judge_digests
+from elastic_refit.core.refit_verdict import (
+    Judgement,
+    judge,
+    judge_digests,
+    judge_probe,
+    judge_settle,
+    misfit,
+    mixture,
+)
 from elastic_refit.core.verdict import Finding
-from elastic_refit.errors import NoSurvivingShards
 
 __all__ = ["step"]
 
@@ -94,12 +103,15 @@ def step(state: RefitState, event: Event) -> tuple[RefitState, tuple[Command, ..
 def _request(state: RefitState, event: RefitRequested) -> tuple[RefitState, tuple[Command, ...]]:
     if state.running is not None:
         return state, (Ignored(f"refit v{state.running.version} is in progress"),)
-    nothing = Round(Op.PROBE, state.next_token, frozenset())
-    turn = _Protocol(state, Running(event.version, event.fleet, nothing))
+    asked = everybody(event.fleet)
+    known = {member: processes for member, processes in state.processes.items() if member in asked}
+    nothing = Round(Op.PROBE, state.next_token, frozenset(), asks=0)
+    running = Running(event.version, event.fleet, nothing, first_token=state.next_token)
+    turn = _Protocol(replace(state, processes=known), running)
     if event.fleet.present:
-        turn.open_round(Op.PROBE, {member: PingOrder(state.epoch) for member in everybody(event.fleet)})
+        turn.open_round(Op.PROBE, dict.fromkeys(asked, PingOrder(state.epoch)))
     else:
-        turn.end(NoSurvivingShards.__name__, "no shard is left to receive weights")
+        turn.end("NoSurvivingShards", f"no shard is left to receive v{event.version}")
     return turn.result()
 
 
@@ -107,74 +119,56 @@ class _Protocol(Turn):
     """The rules. Each method is one of them, and names what it must not let happen where that is not plain."""
 
     def round_done(self) -> None:
-        match self.running.round.op:
-            case Op.PROBE:
-                self._probed(0.0)
-            case Op.PREPARE:
-                self._prepared()
-            case Op.JOIN:
-                self._joined()
-            case Op.READY:
-                self._ready()
-            case Op.TRANSFER:
-                self._transferred()
-            case Op.COMMIT:
-                self._committed()
-            case Op.PING:
-                self._weigh(0.0, final=False)
-            case Op.FENCE:
-                self._fenced()
-            case Op.SETTLE:
-                self._settled()
-            case never:
-                assert_never(never)
+        rules: dict[Op, Callable[[], None]] = {
+            Op.PROBE: self._probed,
+            Op.PREPARE: self._prepared,
+            Op.JOIN: self._joined,
+            Op.READY: self._ready,
+            Op.TRANSFER: self._transferred,
+            Op.COMMIT: self._committed,
+            Op.PING: self._weigh,
+            Op.WAIT: self._ask,
+            Op.FENCE: self._fenced,
+            Op.SETTLE: self._settled,
+        }
+        rules[self.running.round.op]()
+
+    def evidence_came(self) -> None:
+        if self.running.round.op is Op.PING:
+            self._weigh()
+        elif self.running.round.op is Op.WAIT:
+            self._ask()
 
     # -- events
 
     def answered(self, event: Answered) -> None:
-        if event.epoch != self.state.epoch:
-            return self.ignore(f"{event.op} of epoch {event.epoch}, now {self.state.epoch}")
-        if event.member not in self.members:
-            return self.ignore(f"{event.member} is not in the group")
-        if self.is_dead(event.member) and event.op is not Op.FENCE:
-            return self.ignore(f"{event.member} is dead; its {event.op} answer came late")
-        if isinstance(event.answer, Fault | Testimony) and event.op is not Op.FENCE:
-            return self._failed(event.op, event.member, event.answer)
-        self._learn(event.member, event.answer)
-        self._resolve(event.op, event.member, event.answer)
-        return None
+        reason = self.not_asked(event)
+        if reason is not None:
+            return self.ignore(reason)
+        op, member, answer = event.op, event.member, event.answer
+        wrong = None if isinstance(answer, Fault) else misfit(self.running, op, member, answer)
+        if wrong is not None:
+            answer = Fault(f"misfit/{op}", wrong)
+        if op is not Op.FENCE and isinstance(answer, Fault | Testimony):
+            return self._failed(op, member, answer)
+        self._learn(member, answer)
+        return self.answer_came(op, member, answer)
 
     def _learn(self, member: Member, answer: Answer) -> None:
         match answer:
             case Pong():
                 self.know(member, answered_ping=True, beacon=answer.beacon)
-                if answer.processes:
-                    self.change(processes={**self.running.processes, member: answer.processes})
+                self.learn_processes(member, answer.processes)
             case Prepared():
-                self.change(processes={**self.running.processes, member: answer.processes})
+                self.learn_processes(member, answer.processes)
             case Sent() | Received():
                 self.know(member, finished=True)
             case Settled():
-                self.change(applied_through={**self.running.applied_through, member: answer.applied_through})
+                self._learn_settled(member, answer)
             case Committed() if isinstance(member, ShardId):
                 self.record(ShardCommitted(member, self.state.epoch, answer.version))
             case _:
                 pass
-
-    def _resolve(self, op: Op, member: Member, answer: Answer | None) -> None:
-        """The member's call of ``op`` is over; go on if it was the last of its round."""
-        current = self.running.round
-        if op in ATTEMPT:
-            self.change(outstanding=self.running.outstanding - {member})
-        if op is current.op and member in current.waiting:
-            answers = {**current.answers, member: answer} if answer is not None else current.answers
-            self.change(round=replace(current, waiting=current.waiting - {member}, answers=answers))
-            if not self.running.round.waiting:
-                self.round_done()
-        elif current.op is Op.PING:
-            self._weigh(0.0, final=False)
-        else:
-            self.ignore(f"late {op} of {member} in round {current.op}")
 
     def _failed(self, op: Op, member: Member, failure: Fault | Testimony) -> None:
         if isinstance(failure, Fault):
@@ -182,23 +176,23 @@ class _Protocol(Turn):
         else:
             self.know(member, testimony=failure)
         if self.running.round.op in ATTEMPT:
-            self.change(outstanding=self.running.outstanding - {member})
-            self._investigate()
+            self._investigate(member)
         else:
-            self._resolve(op, member, failure)
+            self.answer_came(op, member, failure)
 
     def died(self, member: Member, why: str) -> None:
         if member not in self.members or self.is_dead(member):
             return self.ignore(f"the death of {member} is known, or none of this refit's")
         current = self.running.round
         self.know(member, died=why)
-        self.change(outstanding=self.running.outstanding - {member})
         if current.op in ATTEMPT:
-            if not isinstance(current.answers.get(member), Committed):
-                self._investigate()
-        elif current.op is not Op.FENCE:
-            self._resolve(current.op, member, None)
-        return None
+            return None if isinstance(current.answers.get(member), Committed) else self._investigate(member)
+        self.stop_expecting(member)
+        if current.op is Op.FENCE:
+            return None  # who is fenced is done with when the fence says so: its processes may outlive the notice
+        if member in current.waiting:
+            return self.answer_came(current.op, member, None)
+        return self.evidence_came()
 
     def timed_out(self, event: RoundTimedOut) -> None:
         current = self.running.round
@@ -206,56 +200,46 @@ class _Protocol(Turn):
             return self.ignore(f"the timer of round {event.token} is over")
         if current.op in ATTEMPT:
             return self._investigate()
-        if current.op in {Op.PROBE, Op.PING}:
-            for member in current.waiting:
-                self.know(member, answered_ping=False)
         match current.op:
             case Op.PROBE:
                 self._probed(event.observer_late_s)
             case Op.PING:
                 self._weigh(event.observer_late_s, final=True)
-            case Op.FENCE:
-                self._fenced()
+            case Op.SETTLE:
+                self._settled(event.observer_late_s)
             case _:
-                self._settled()
+                self.round_done()
         return None
 
     # -- before the refit
 
-    def _probed(self, late_s: float) -> None:
-        facts = self.running.evidence
-        lost = [m for m in self.members if isinstance(m, TrainerId) and not _is_well(facts.get(m))]
-        silent = {m for m in self.running.fleet.present if not _is_well(facts.get(m)) and not self.is_dead(m)}
-        if silent and late_s > self.state.policy.round_s(Op.PROBE) / 2:
-            silent = set()  # our own loop was late: who seemed silent may just not have been heard
-        elif len(lost) == self.running.fleet.num_trainers and len(silent) == len(self.running.fleet.present):
-            return self.end("CoordinatorLost", "nobody answered the probe before the refit: the coordinator is cut off")
-        if lost:
-            return self.end("TrainerLost", f"{describe(set(lost))} did not answer before refit v{self.running.version}")
-        if silent:
-            why = f"no answer to a ping within {self.state.policy.round_s(Op.PROBE):g} s before the refit"
-            self._condemn(Finding(shard, 2, why) for shard in sorted(silent))
-        return self._fence_or(self._reconcile)
+    def _probed(self, late_s: float = 0.0) -> None:
+        condemned = self.condemned
+        members = [member for member in self.members if member not in condemned]
+        judgement = judge_probe(self.state.policy, self.running, members, late_s)
+        if judgement.again_in_s is not None and self.may_ask_again():
+            silent = self.in_order(self.running.round.waiting)
+            return self.open_round(Op.PROBE, dict.fromkeys(silent, PingOrder(self.state.epoch)))
+        return self._act_on(judgement, self._reconcile)
 
     def _reconcile(self) -> None:
-        left = [s for s in sorted(self.running.fleet.present) if s not in self.condemned and not self.is_dead(s)]
+        left = self.surviving_shards()
         if self._ends_for_want_of(len(left)):
             return
-        desired = self._plan(left, self.state.epoch + 1)
-        if should_rebuild(desired, self.state.built):
+        desired = self._plan(left)
+        if self.state.built is None or should_rebuild(desired, self.state.built):
             self._open_epoch(desired)
         else:
-            assert self.state.built is not None
             self.change(membership=self.state.built, evidence={})
             self._open_refit()
 
-    def _plan(self, shards: Iterable[ShardId], epoch: int) -> Membership:
+    def _plan(self, shards: Iterable[ShardId]) -> Membership:
         fleet = self.running.fleet
-        return plan_membership(fleet.num_trainers, fleet.widths, shards, epoch=epoch)
+        return plan_membership(fleet.num_trainers, fleet.widths, shards, epoch=self.state.epoch + 1)
 
     def _open_epoch(self, group: Membership) -> None:
         self.state = replace(self.state, epoch=group.epoch, built=None)
-        self.change(membership=group, rebuilt=True, evidence={}, applied_through={})
+        self.change(membership=group, rebuilt=True, evidence={}, settled={}, interrupted=None, rolls_back=False)
         self.record(EpochOpened(group.epoch, self.state.coordinator))
         order = PrepareOrder(group.epoch, self.state.coordinator)
         self.open_round(Op.PREPARE, dict.fromkeys(group.members, order))
@@ -263,20 +247,13 @@ class _Protocol(Turn):
     # -- the attempt
 
     def _prepared(self) -> None:
-        group = self.group
-        answers = self.running.round.answers
-        addresses: list[str] = []
-        for member in group.members:
-            answer = answers[member]
-            assert isinstance(answer, Prepared)
-            addresses.extend(answer.addresses)
-        if len(addresses) != group.world_size:
-            return self.end("RendezvousFailed", f"{len(addresses)} listeners for {group.world_size} ranks")
-        if self.running.in_incident:
-            self.change(recoveries=self.running.recoveries + 1)
-        order = JoinOrder(group.epoch, group, tuple(addresses))
+        run, group = self.running, self.group
+        answers = [run.round.answers[member] for member in group.members]
+        addresses = tuple(address for answer in answers if isinstance(answer, Prepared) for address in answer.addresses)
+        if run.in_incident:
+            self.change(recoveries=run.recoveries + 1)
+        order = JoinOrder(group.epoch, group, addresses)
         self.open_round(Op.JOIN, dict.fromkeys(group.members, order))
-        return None
 
     def _joined(self) -> None:
         self.state = replace(self.state, built=self.group)
@@ -284,6 +261,7 @@ class _Protocol(Turn):
 
     def _open_refit(self) -> None:
         run, group = self.running, self.group
+        self.change(is_opened=True)
         self.record(RefitOpened(group.epoch, run.version, group.shard_ids))
         order = ReadyOrder(group.epoch, run.version, run.start_bucket)
         self.open_round(Op.READY, dict.fromkeys(group.members, order))
@@ -292,38 +270,37 @@ class _Protocol(Turn):
         run, group = self.running, self.group
         first = run.round.answers[TrainerId(0)]
         manifest = first.manifest if isinstance(first, Ready) else None
-        if manifest is None:
-            return self.end("TrainerLost", "trainer[0] gave no manifest")
-        if run.start_bucket and manifest != run.manifest:
+        assert manifest is not None, "no other answer fits"
+        if run.manifest not in (None, manifest):
             return self.end("PlanMismatch", "trainer[0] changed its manifest between an attempt and its retry")
         if run.in_incident:
             self.change(resent_buckets=run.resent_buckets + manifest.num_buckets - run.start_bucket)
         self.change(manifest=manifest)
         order = TransferOrder(group.epoch, run.version, manifest, run.start_bucket)
-        self.open_round(Op.TRANSFER, dict.fromkeys(group.members, order))
-        return None
+        return self.open_round(Op.TRANSFER, dict.fromkeys(group.members, order))
 
     def _transferred(self) -> None:
         run, group = self.running, self.group
         sent = run.round.answers[TrainerId(0)]
-        assert isinstance(sent, Sent)
+        assert isinstance(sent, Sent), "no other answer fits"
         received = {s: a.digests for s in group.shard_ids if isinstance(a := run.round.answers[s], Received)}
         wrong = judge_digests(sent.digests, received)
         if wrong is None:
             order = CommitOrder(group.epoch, run.version, sent.digests)
             return self.open_round(Op.COMMIT, dict.fromkeys(group.shard_ids, order))
-        self.change(in_incident=True)
-        self.state = replace(self.state, built=None)
+        self._open_incident()
         if wrong.culprit is not None:
             self._condemn([Finding(wrong.culprit, 1, wrong.why)])
         elif run.link_resends:
             return self.end("DigestMismatch", f"{wrong.why}, also after it was resent")
         else:
-            self.change(link_resends=1)
+            self.change(link_resends=1, rolls_back=True)
         return self._fence_or(self._settle)
 
     def _committed(self) -> None:
         run, group = self.running, self.group
+        if self._ends_for_want_of(len(self.surviving_shards())):
+            return
         self.record(RefitLanded(group.epoch, run.version))
         assert run.manifest is not None, "a transfer has a manifest"
         landed = Landed(run.version, group, run.manifest, run.rebuilt, run.recoveries, run.findings, run.resent_buckets)
@@ -332,42 +309,56 @@ class _Protocol(Turn):
 
     # -- the incident
 
-    def _investigate(self) -> None:
-        """Ask everybody who may still live; what comes back of the attempt meanwhile is evidence too."""
+    def _open_incident(self) -> None:
         self.state = replace(self.state, built=None)
         self.change(in_incident=True)
-        alive = [member for member in self.members if not self.is_dead(member)]
-        self.open_round(Op.PING, {member: PingOrder(self.state.epoch) for member in alive})
 
-    def _weigh(self, late_s: float, *, final: bool) -> None:
+    def _investigate(self, failed: Member | None = None) -> None:
+        """Break off the attempt and ask everybody who may still live; what still comes of it is evidence too."""
+        self._open_incident()
+        self.change(interrupted=self.running.round)
+        if failed is not None:
+            self.stop_expecting(failed)
+        self._ask()
+
+    def _ask(self) -> None:
+        alive = [member for member in self.members if not self.is_dead(member)]
+        self.open_round(Op.PING, dict.fromkeys(alive, PingOrder(self.state.epoch)))
+
+    def _weigh(self, late_s: float = 0.0, *, final: bool = False) -> None:
         """Give the verdict once the evidence is complete, or its time is up, or the dead speak for themselves."""
         run = self.running
         if run.round.waiting and not final:
-            return
-        verdict = judge(self.state.policy, run, self.group, late_s)
-        complete = final or not run.outstanding
-        if not complete and not verdict.is_only_deaths:
-            return
-        if verdict.ended is not None:
-            self.change(findings=(*run.findings, *verdict.findings))
-            self.end(verdict.ended.error, verdict.ended.sentence)
+            return None
+        judgement = judge(self.state.policy, run, self.group, late_s)
+        is_complete = run.interrupted is not None and not run.interrupted.waiting
+        if not (final or is_complete or judgement.is_only_deaths):
+            return None
+        if judgement.again_in_s is not None and self.may_ask_again():
+            return self.wait(judgement.again_in_s) if judgement.again_in_s > 0 else self._ask()
+        return self._act_on(judgement, self._settle)
+
+    def _act_on(self, judgement: Judgement, go_on: Callable[[], None]) -> None:
+        self._condemn(judgement.findings)
+        if judgement.error is not None:
+            self.end(judgement.error, judgement.sentence, judgement.named)
         else:
-            self._condemn(verdict.findings)
-            self._fence_or(self._settle)
+            self._fence_or(go_on)
 
     def _condemn(self, findings: Iterable[Finding]) -> None:
         for finding in findings:
+            assert isinstance(finding.member, ShardId), "a trainer's loss ends the run"
             self.change(findings=(*self.running.findings, finding))
-            if isinstance(finding.member, ShardId):
-                self.record(Condemned(finding.member, str(finding.rule), finding.why))
+            self.stop_expecting(finding.member)
+            self.record(Condemned(finding.member, str(finding.rule), finding.why))
 
-    def _fence_or(self, go_on: Any) -> None:
+    def _fence_or(self, go_on: Callable[[], None]) -> None:
         """Fence whoever is condemned and not yet fenced; if nobody is, ``go_on``."""
-        run = self.running
+        fenced, processes = self.running.fenced, self.state.processes
         orders = {
-            f.member: FenceOrder(self.state.epoch, run.processes.get(f.member, ()), f.why)
-            for f in run.findings
-            if f.member not in run.fenced
+            each.member: FenceOrder(self.state.epoch, processes.get(each.member, ()), each.why)
+            for each in self.running.findings
+            if each.member not in fenced
         }
         if orders:
             self.open_round(Op.FENCE, orders)
@@ -376,63 +367,65 @@ class _Protocol(Turn):
 
     def _fenced(self) -> None:
         self.change(fenced=self.condemned)
-        if self.running.membership is None:
-            self._reconcile()
+        if self.running.membership is None and self.running.ending is None:
+            self._probed()
         else:
             self._settle()
 
     def _settle(self) -> None:
         run = self.running
-        shards = [member for member in self.survivors() if isinstance(member, ShardId)]
-        if self._ends_for_want_of(len(shards)) or self._ends_for_want_of_budget():
-            return
-        from_zero = run.link_resends > 0 and not run.findings
-        order = SettleOrder(self.state.epoch, self._reason(), roll_back=from_zero)
-        asked = (member for member in self.survivors() if member not in run.applied_through)
-        self.open_round(Op.SETTLE, dict.fromkeys(asked, order))
+        if run.ending is not None:
+            return self._roll_back(run.ending)
+        if self._ends_for_want_of(len(self.surviving_shards())) or self._ends_for_want_of_budget():
+            return None
+        who = describe(set(self.condemned)) or "a link"
+        reason = f"refit v{run.version} is aborted: {who} failed"
+        order = SettleOrder(self.state.epoch, run.version, reason, roll_back=run.rolls_back)
+        asked = [member for member in self.survivors() if member not in run.settled]
+        return self.open_round(Op.SETTLE, dict.fromkeys(asked, order))
 
-    def _settled(self) -> None:
+    def _learn_settled(self, member: Member, answer: Settled) -> None:
+        self.change(settled={**self.running.settled, member: answer})
+        self.know(member, answered_abort=True)
+        self.stop_expecting(member)  # it has left its call: what that call returns is no news any more
+        through = mixture(self.running, self.state.epoch, member, answer)
+        if through is not None and isinstance(member, ShardId):
+            self.record(WeightsPartial(member, self.state.epoch, self.running.version, through))
+
+    def _settled(self, late_s: float = 0.0) -> None:
         run = self.running
         if run.ending is not None:
             return self._wind_up(run.ending)
-        lost = {m: _lost_in_settle(run.evidence.get(m)) for m in self.members if m not in self.condemned}
+        condemned = self.condemned
+        members = [member for member in self.members if member not in condemned]
+        judgement = judge_settle(self.state.policy, run, members, late_s)
+        if judgement.again_in_s is not None and self.may_ask_again():
+            return self._settle()
         for member in run.round.waiting:
-            silent = Finding(
-                member, 2, f"no answer to the abort order within {self.state.policy.round_s(Op.SETTLE):g} s"
-            )
-            lost[member] = lost[member] or silent
-        newly = [finding for finding in lost.values() if finding is not None]
-        trainer = next((f for f in newly if isinstance(f.member, TrainerId)), None)
-        if trainer is not None:
-            return self.end("TrainerLost", f"{trainer.member}: {trainer.why}")
-        if newly:
-            self._condemn(newly)
-            return self._fence_or(self._settle)
-        return self._recover()
+            self.know(member, answered_abort=False)
+        return self._act_on(judgement, self._settle if judgement.findings else self._recover)
 
     def _recover(self) -> None:
-        run = self.running
-        shards = [member for member in self.survivors() if isinstance(member, ShardId)]
-        manifest = run.manifest
-        for shard in shards:
-            through = run.applied_through[shard]
-            known = run.evidence.get(shard)
-            if through >= 0 and not (known is not None and known.finished):
-                self.record(WeightsPartial(shard, self.state.epoch, run.version, through))
-        start = min(run.applied_through[shard] for shard in shards) + 1 if manifest is not None else 0
+        run, shards = self.running, self.surviving_shards()
+        start = 0
+        if run.manifest is not None and not run.rolls_back:
+            start = 1 + min(run.manifest.num_buckets - 1, *(run.settled[shard].applied_through for shard in shards))
         self.change(start_bucket=start)
-        self._open_epoch(self._plan(shards, self.state.epoch + 1))
+        self._open_epoch(self._plan(shards))
 
     # -- the end
 
     def _ends_for_want_of(self, shards_left: int) -> bool:
         run, floor = self.running, self.state.policy.min_healthy
+        if shards_left >= max(floor, 1):
+            return False
         because = "; ".join(f"{finding.member}: {finding.why}" for finding in run.findings)
+        because = f" ({because})" if because else ""
         if shards_left == 0:
-            self.end("NoSurvivingShards", f"no shard is left to receive v{run.version}" + _because(because))
-        elif shards_left < floor:
-            self.end("FleetExhausted", f"{shards_left} of min_healthy={floor} shards are left" + _because(because))
-        return shards_left < max(floor, 1)
+            self.end("NoSurvivingShards", f"no shard is left to receive v{run.version}{because}")
+        else:
+            self.end("FleetExhausted", f"{shards_left} of min_healthy={floor} shards are left{because}")
+        return True
 
     def _ends_for_want_of_budget(self) -> bool:
         run, limit = self.running, self.state.policy.max_recoveries
@@ -445,39 +438,23 @@ class _Protocol(Turn):
         )
         return True
 
-    def end(self, error: str, sentence: str) -> None:
+    def end(self, error: str, sentence: str, named: tuple[Finding, ...] = ()) -> None:
         """Wind up: let every survivor leave its call and roll back, then finish with ``error``."""
         run = self.running
-        evidence = tuple(run.evidence[m] for m in self.members if m in run.evidence)
-        ended = Ended(error, sentence, run.findings, evidence)
-        self.change(ending=ended)
-        if run.membership is None:
+        evidence = tuple(run.evidence[member] for member in self.members if member in run.evidence)
+        self.change(ending=Ended(error, sentence, (*run.findings, *named), evidence))
+        self._fence_or(self._settle)
+
+    def _roll_back(self, ended: Ended) -> None:
+        if self.running.membership is None:
             return self._wind_up(ended)
-        order = SettleOrder(self.state.epoch, sentence, roll_back=True)
+        self._open_incident()
+        order = SettleOrder(self.state.epoch, self.running.version, ended.sentence, roll_back=True)
         return self.open_round(Op.SETTLE, dict.fromkeys(self.survivors(), order))
 
     def _wind_up(self, ended: Ended) -> None:
-        run = self.running
-        if run.membership is not None:
-            self.record(RefitEnded(self.state.epoch, run.version, ended.error))
+        if self.running.is_opened:
+            self.record(RefitEnded(self.state.epoch, self.running.version, ended.error))
         self.commands.append(Finish(ended))
         self.state = replace(self.state, built=None)
         self.run = None
-
-    def _reason(self) -> str:
-        who = describe(set(self.condemned))
-        return f"refit v{self.running.version} is aborted: {who or 'a link'} failed"
-
-
-def _is_well(known: MemberEvidence | None) -> bool:
-    return known is not None and known.died is None and known.fault is None and known.answered_ping is True
-
-
-def _lost_in_settle(known: MemberEvidence | None) -> Finding | None:
-    if known is None or (known.died is None and known.fault is None):
-        return None
-    return Finding(known.member, 1, known.died or known.fault or "")
-
-
-def _because(findings: str) -> str:
-    return f" ({findings})" if findings else ""

@@ -14,8 +14,8 @@ from elastic_refit.core.events import Event as LedgerEvent
 from elastic_refit.core.evidence import MemberEvidence
 from elastic_refit.core.ids import Member, ProcessId, ShardId
 from elastic_refit.core.manifest import Manifest
-from elastic_refit.core.membership import Membership
-from elastic_refit.core.messages import Answer, Op, Order
+from elastic_refit.core.membership import Membership, plan_membership
+from elastic_refit.core.messages import Answer, Op, Order, Settled
 from elastic_refit.core.verdict import Finding
 
 __all__ = [
@@ -48,6 +48,8 @@ class RefitPolicy:
     max_recoveries: int = 1
     min_healthy: int = 1
     has_links: bool = True
+    max_asks: int = 3
+    """How often in a row the same may be asked while the answers decide nothing, but may do so later."""
 
     def round_s(self, op: Op) -> float:
         """How long a round may take, in seconds."""
@@ -65,7 +67,7 @@ class RefitPolicy:
                 return limits.hard_s
             case Op.COMMIT:
                 return limits.finalize_s
-            case Op.PING:
+            case Op.PING | Op.WAIT:
                 return limits.evidence_s
             case Op.FENCE:
                 return limits.fence_s
@@ -77,22 +79,34 @@ class RefitPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The ledger's view when the refit is asked for: who may take part. ``widths`` by shard index."""
+    """The ledger's view when the refit is asked for: who may take part. ``widths`` by shard index.
+
+    Raises:
+        ValueError: no membership could hold them.
+    """
 
     num_trainers: int
     widths: tuple[int, ...]
     present: frozenset[ShardId]
     suspects: frozenset[ShardId] = frozenset()
 
+    def __post_init__(self) -> None:
+        if self.present:
+            plan_membership(self.num_trainers, self.widths, self.present)
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One question to several members, with one deadline. ``token`` tells its timer from every other."""
+    """One question to several members, with one deadline. ``token`` tells it and its timer from every other.
+
+    ``asks``: how often the same was asked in a row.
+    """
 
     op: Op
     token: int
     waiting: frozenset[Member]
     answers: Mapping[Member, Answer] = field(default_factory=dict)
+    asks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,25 +134,29 @@ class Landed:
 class Running:
     """A refit in progress.
 
-    ``outstanding`` are the members whose call of the attempt has not come back; ``evidence`` is what is known about
-    each member since the attempt began; ``ending`` is set once the refit can only be wound up.
+    ``first_token`` is that of its first round: what carries a lower one belongs to an earlier refit. ``interrupted`` is
+    the round of the attempt that an incident broke off; its answers, while they still come, are evidence. ``evidence``
+    is what is known about each member since the attempt began, ``settled`` what the abort order was answered with.
+    ``findings`` are the shards that were condemned. ``ending`` is set once the refit can only be wound up.
     """
 
     version: int
     fleet: Fleet
     round: Round
+    first_token: int = 0
+    interrupted: Round | None = None
     membership: Membership | None = None
-    processes: Mapping[Member, tuple[ProcessId, ...]] = field(default_factory=dict)
+    is_opened: bool = False
     manifest: Manifest | None = None
     start_bucket: int = 0
     recoveries: int = 0
     rebuilt: bool = False
     in_incident: bool = False
-    outstanding: frozenset[Member] = frozenset()
     evidence: Mapping[Member, MemberEvidence] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     fenced: frozenset[Member] = frozenset()
-    applied_through: Mapping[Member, int] = field(default_factory=dict)
+    settled: Mapping[Member, Settled] = field(default_factory=dict)
+    rolls_back: bool = False
     link_resends: int = 0
     resent_buckets: int = 0
     ending: Ended | None = None
@@ -146,13 +164,18 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class RefitState:
-    """``epoch`` is the highest ever opened; ``built`` is the group that exists now, None if it was broken."""
+    """``epoch`` is the highest ever opened; ``built`` is the group that exists now, None if it was broken.
+
+    ``processes`` is what each member said it consists of. It outlives a refit: who falls silent between two refits has
+    to be fenced too, and can say nothing any more.
+    """
 
     policy: RefitPolicy
     coordinator: int = 0
     epoch: int = 0
     built: Membership | None = None
     next_token: int = 0
+    processes: Mapping[Member, tuple[ProcessId, ...]] = field(default_factory=dict)
     running: Running | None = None
 
 
@@ -167,12 +190,16 @@ class RefitRequested:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A member's call came back with a value; a :class:`Fault` or a testimony is a value too."""
+    """A member's call came back with a value; a :class:`Fault` or a testimony is a value too.
+
+    ``token`` is the call's. A shell that loses a refit's pending calls with the refit may leave it out.
+    """
 
     op: Op
     epoch: int
     member: Member
     answer: Answer
+    token: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +225,13 @@ Event = RefitRequested | Answered | Died | RoundTimedOut
 
 @dataclass(frozen=True, slots=True)
 class Call:
+    """Give ``order`` to ``member``; the answer carries ``token`` back."""
+
     op: Op
     epoch: int
     member: Member
     order: Order
+    token: int
 
 
 @dataclass(frozen=True, slots=True)

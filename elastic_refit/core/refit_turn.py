@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from elastic_refit.core.events import Event as LedgerEvent
 from elastic_refit.core.evidence import MemberEvidence
-from elastic_refit.core.ids import Member, TrainerId
+from elastic_refit.core.ids import Member, ProcessId, ShardId, TrainerId
 from elastic_refit.core.membership import Membership
-from elastic_refit.core.messages import Op, Order
+from elastic_refit.core.messages import Answer, Op, Order
 from elastic_refit.core.refit_state import (
+    Answered,
     Call,
     Command,
     Fleet,
@@ -61,6 +62,10 @@ class Turn(ABC):
     def ignore(self, reason: str) -> None:
         self.commands.append(Ignored(reason))
 
+    def learn_processes(self, member: Member, processes: tuple[ProcessId, ...]) -> None:
+        if processes:
+            self.state = replace(self.state, processes={**self.state.processes, member: processes})
+
     def know(self, member: Member, **facts: Any) -> None:
         known = self.running.evidence.get(member) or MemberEvidence(member, self._rank(member))
         self.change(evidence={**self.running.evidence, member: replace(known, **facts)})
@@ -86,6 +91,31 @@ class Turn(ABC):
         condemned = self.condemned
         return tuple(m for m in self.members if m not in condemned and not self.is_dead(m))
 
+    def surviving_shards(self) -> tuple[ShardId, ...]:
+        return tuple(member for member in self.survivors() if isinstance(member, ShardId))
+
+    def not_asked(self, event: Answered) -> str | None:
+        """Why the answer is to nothing that is still asked; None if it is."""
+        run, op, member = self.running, event.op, event.member
+        if event.epoch != self.state.epoch:
+            return f"{op} of epoch {event.epoch}, now {self.state.epoch}"
+        if event.token is not None and event.token < run.first_token:
+            return f"{op} of a refit before v{run.version}"
+        if op is run.round.op and member in run.round.waiting:
+            return None
+        if run.interrupted is not None and op is run.interrupted.op and member in run.interrupted.waiting:
+            return None
+        return f"{op} of {member}, who is not waited for, in round {run.round.op}"
+
+    def in_order(self, members: Collection[Member]) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if member in members)
+
+    def stop_expecting(self, member: Member) -> None:
+        """Nothing more is to come from ``member`` of the attempt that was broken off."""
+        interrupted = self.running.interrupted
+        if interrupted is not None:
+            self.change(interrupted=replace(interrupted, waiting=interrupted.waiting - {member}))
+
     @property
     def group(self) -> Membership:
         group = self.running.membership
@@ -95,18 +125,45 @@ class Turn(ABC):
     # -- rounds
 
     def open_round(self, op: Op, orders: Mapping[Member, Order]) -> None:
-        token = self.state.next_token
-        self.state = replace(self.state, next_token=token + 1)
-        waiting = frozenset(orders)
-        self.change(round=Round(op, token, waiting))
-        if op in ATTEMPT:
-            self.change(outstanding=waiting)
-        if not waiting:
+        """Ask; a question to nobody is answered at once."""
+        token = self._new_round(op, frozenset(orders))
+        if not orders:
             self.round_done()
             return
         self.commands.append(StartTimer(token, op, self.state.policy.round_s(op)))
-        self.commands.extend(Call(op, self.state.epoch, member, order) for member, order in orders.items())
+        self.commands.extend(Call(op, self.state.epoch, member, order, token) for member, order in orders.items())
+
+    def wait(self, seconds: float) -> None:
+        """Ask nobody, and let evidence ripen; whatever comes meanwhile ends it."""
+        token = self._new_round(Op.WAIT, frozenset())
+        self.commands.append(StartTimer(token, Op.WAIT, min(seconds, self.state.policy.round_s(Op.WAIT))))
+
+    def may_ask_again(self) -> bool:
+        return self.running.round.asks < self.state.policy.max_asks
+
+    def _new_round(self, op: Op, waiting: frozenset[Member]) -> int:
+        token, before = self.state.next_token, self.running.round
+        asks = before.asks + (op is not Op.WAIT) if op in (Op.WAIT, before.op) or before.op is Op.WAIT else 1
+        self.state = replace(self.state, next_token=token + 1)
+        self.change(round=Round(op, token, waiting, asks=asks))
+        return token
+
+    def answer_came(self, op: Op, member: Member, answer: Answer | None) -> None:
+        """``member`` has nothing more to say to ``op``; go on if it was the last of its round."""
+        current = self.running.round
+        if op is current.op and member in current.waiting:
+            answers = current.answers if answer is None else {**current.answers, member: answer}
+            self.change(round=replace(current, waiting=current.waiting - {member}, answers=answers))
+            if current.waiting == {member}:
+                self.round_done()
+        else:
+            self.stop_expecting(member)
+            self.evidence_came()
 
     @abstractmethod
     def round_done(self) -> None:
         """Every member of the round has answered, failed or died."""
+
+    @abstractmethod
+    def evidence_came(self) -> None:
+        """Something became known about the attempt that was broken off."""

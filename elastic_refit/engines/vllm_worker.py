@@ -227,7 +227,7 @@ class ElasticRefitWorkerExtension:
         value, failure = None, None
         try:
             value = function(VllmReceiver(self))
-        except BaseException as error:  # an interrupt too: the caller must learn what state it left
+        except BaseException as error:  # noqa: BLE001 - an interrupt too: the caller must learn what state it left
             failure = error
         update = self.weight_transfer_engine.update
         return WorkerOutcome(value=value, error=failure, version=update.version, update_open=update.is_open)

@@ -58,11 +58,9 @@ def test_the_ledger_restores_itself_and_nothing_acknowledged_is_lost_or_applied_
     for thread in threads:
         thread.start()
     for _ in range(4):
-        before = sum(acknowledged)
-        _until(lambda: sum(acknowledged) >= before + dice.randrange(30, 300), f"seed {seed}: events stopped")
+        _until_more_than(sum(acknowledged) + dice.randrange(30, 300), acknowledged, f"seed {seed}: events stopped")
         os.kill(_pid(ledger), signal.SIGKILL)
-    before = sum(acknowledged)
-    _until(lambda: sum(acknowledged) > before, f"seed {seed}: no event after the last kill")
+    _until_more_than(sum(acknowledged), acknowledged, f"seed {seed}: no event after the last kill")
     stop.set()
     for thread in threads:
         thread.join(timeout=LEDGER_S)
@@ -141,7 +139,7 @@ def test_a_client_cannot_be_sent_to_another_process(ledger: ActorHandle[ShardLed
 
 
 def _pid(ledger: ActorHandle[ShardLedger]) -> int:
-    pid = ray.get(ledger.__ray_call__.remote(lambda _: os.getpid()), timeout=LEDGER_S)
+    pid: object = ray.get(ledger.__ray_call__.remote(lambda _: os.getpid()), timeout=LEDGER_S)
     assert isinstance(pid, int)
     return pid
 
@@ -152,6 +150,10 @@ def _flushed(client: LedgerClient) -> bool:
     except LedgerLost:
         return False
     return True
+
+
+def _until_more_than(num_events: int, acknowledged: list[int], what: str) -> None:
+    _until(lambda: sum(acknowledged) > num_events, what)
 
 
 def _until(condition: Callable[[], bool], what: str) -> None:

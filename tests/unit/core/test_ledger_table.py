@@ -156,3 +156,39 @@ def test_who_left_between_its_commit_and_the_landing_stays_as_it_left(end: Event
     before, num_changes = fleet.record(0), fleet.state.history.total
     assert fleet.tell(RefitLanded(1, 2)).status == "applied"
     assert (fleet.record(0), fleet.state.history.total) == (before, num_changes)
+
+
+SIGHTS = ("probe answered", "probe failed", "request succeeded", "request failed")
+
+
+@pytest.mark.parametrize("what", SIGHTS)
+@pytest.mark.parametrize("end", ["DEAD", "RETIRED"])
+@pytest.mark.parametrize("num_requests", [0, 1])
+def test_what_is_seen_of_a_shard_after_its_end_is_not_noted(what: str, end: str, num_requests: int) -> None:
+    fleet, shard = Fleet(2, window_s=0.0, dead_after_requests=9), ShardId(0)
+    fleet.tell(*[RequestFailed(shard, "shard")] * num_requests, *[ProbeFailed(shard, "error")] * 3)
+    if end == "RETIRED":
+        fleet.tell(Retired(shard))
+    before = fleet.record(0)
+    assert before.state.name == end
+    assert fleet.tell(*EVENTS[what](shard)).status == "ignored"
+    assert fleet.record(0) == before
+
+
+@pytest.mark.parametrize("what", SIGHTS)
+@pytest.mark.parametrize("deadly", [1, 3])
+def test_what_is_seen_of_a_successor_before_it_has_loaded_is_not_noted(what: str, deadly: int) -> None:
+    fleet, shard = Fleet(2, dead_after_probes=deadly, dead_after_requests=deadly), ShardId(0, 1)
+    fleet.tell(ActorDied(ShardId(0), "killed"), Restarting(shard), Leased(shard, 60.0, "load"))
+    before = fleet.record(0)
+    assert fleet.tell(*EVENTS[what](shard)).status == "ignored"
+    assert fleet.record(0) == before
+
+
+@pytest.mark.parametrize("state", [ShardState.HEALTHY, ShardState.SUSPECT, ShardState.STALE])
+def test_an_answer_ends_a_streak_in_every_state_that_is_probed(state: ShardState) -> None:
+    fleet, shard = _fleet_with_a_shard_that_is(state)
+    fleet.tell(ProbeFailed(shard, "error"))
+    fleet.tell(ProbeOk(shard))
+    assert fleet.record(0).probe_failures == 0
+    assert fleet.state_of(0) is state

@@ -45,6 +45,7 @@ def cluster(config: RunConfig) -> Iterator[None]:
     with _interrupts(), redirect_stdout(_Discarded()):
         try:
             _init(config)
+            signal.signal(signal.SIGTERM, _interrupt)  # Ray's own handler, set while it starts, ends the process
             yield
         finally:
             _ignore_interrupts()

@@ -117,6 +117,7 @@ SCENARIOS = {
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_order_of_events_breaks_a_promise(name: str) -> None:
     import time
+
     began = time.time()
     explored = explore(SCENARIOS[name])
     print(name, len(explored.worlds), sum(map(len, explored.edges)), time.time() - began, sorted(explored.outcomes))

@@ -123,7 +123,8 @@ class RefitParticipant:
         released_s = time.monotonic() - began
         if order.roll_back and in_worker is not None:
             in_worker(self.roll_back)
-        through = self._update.applied_through if self._update is not None else -1
+        update = self._update
+        through = update.applied_through if update is not None and update.version == order.version else -1
         return Settled(through, released_s, self.serving_version)
 
     def close(self) -> None:

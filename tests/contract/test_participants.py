@@ -133,10 +133,10 @@ class Group:
 
         return self.everywhere(group, move), ready.manifest
 
-    def settle(self, member: Member, epoch: int, *, roll_back: bool = False) -> Settled:
+    def settle(self, member: Member, epoch: int, version: int = 1, *, roll_back: bool = False) -> Settled:
         engine = self.engines.get(member) if isinstance(member, ShardId) else None
         in_worker = None if engine is None else (lambda function: function(engine))
-        answer = self.members[member].settle(SettleOrder(epoch, "a test", roll_back), in_worker)
+        answer = self.members[member].settle(SettleOrder(epoch, version, "a test", roll_back), in_worker)
         assert isinstance(answer, Settled)
         return answer
 
@@ -240,6 +240,14 @@ def test_a_shard_that_had_committed_takes_part_in_the_retry_and_is_fed_nothing(g
         assert group.commit(shard, 2, 1, digests) == Committed(1)
     assert group.engines[ShardId(0)].calls == ["begin", "finish 1"]
     assert group.holds_all(1)
+
+
+def test_what_a_shard_holds_of_an_older_version_is_no_progress_with_this_one(group: Group) -> None:
+    answers, _ = group.transfer(group.build(1, [0, 1, 2]), 1)
+    assert group.commit(0, 1, 1, _sent(answers)) == Committed(1)
+    settled = group.settle(ShardId(0), 1, version=2)
+    assert settled.applied_through == -1
+    assert settled.serving_version == 1
 
 
 def test_other_digests_than_the_senders_are_refused_and_never_served(group: Group) -> None:

@@ -17,7 +17,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTa
 
 from elastic_refit.actors.coordinator import RefitReport
 from elastic_refit.actors.launch import Launcher
-from elastic_refit.actors.ledger import LedgerClient
+from elastic_refit.actors.ledger_client import LedgerClient
 from elastic_refit.actors.supervisor import FleetSupervisor
 from elastic_refit.actors.trainer import TrainerActor
 from elastic_refit.chaos import Fault

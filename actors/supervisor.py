@@ -16,7 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from elastic_refit.actors.ledger import LedgerClient
+from elastic_refit.actors.ledger_client import LedgerClient
 from elastic_refit.core.events import ActorDied
 from elastic_refit.core.ids import ShardId
 from elastic_refit.core.ledger_queries import record_of

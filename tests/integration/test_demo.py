@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.faults]
 
 
 def test_two_kills_at_different_steps_are_two_recovered_incidents(tmp_path: Path) -> None:
-    run = run_demo(tmp_path, "--engine", "torch", "--steps", "4", "--kill", "2@1:bucket:0", "--kill", "0@3:bucket:2")
+    run = run_demo(tmp_path, "--engine", "torch", "--steps", "4", "--kill", "2@1:bucket:0", "--kill", "0@3:before")
     assert run.exit_code == 0, run.output
     assert run.result["ok"] is True
     assert column(run.result, "version") == [1, 2, 3, 4]

@@ -9,6 +9,7 @@ What must never happen here: an entry that is applied before it is on disk; two 
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,13 +24,15 @@ from elastic_refit.core.events import Entry
 from elastic_refit.core.ids import ShardId
 from elastic_refit.core.ledger import Ack, fold
 from elastic_refit.core.ledger_state import LedgerPolicy, LedgerState
-from elastic_refit.errors import FleetExhausted, NoSurvivingShards
+from elastic_refit.errors import FleetExhausted, JournalError, NoSurvivingShards
 from elastic_refit.journal import Journal, open_journal
 
 __all__ = ["Receipt", "ShardLedger", "ledger_actor"]
 
-COMPACT_BYTES = 64 * 2**20
-"""A journal that grew by this much since its base is compacted."""
+logger = logging.getLogger(__name__)
+
+COMPACT_BYTES = 8 * 2**20
+"""A journal that grew by this much since its base is compacted: what a restart has to replay stays a few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,18 @@ class ShardLedger:
                 fresh.append(clamped)
         self._journal.append(fresh)
         self._state = state
-        if self._journal.size_bytes - self._base_bytes > COMPACT_BYTES:
-            self._journal.compact(state)
-            self._base_bytes = self._journal.size_bytes
+        self._compact_when_due()
         return Receipt(tuple(acks), ledger_queries.exhaustion(state, now_s=latest_s))
+
+    def _compact_when_due(self) -> None:
+        """What was recorded is kept whether this works or not; after a failure it waits for as many bytes again."""
+        if self._journal.size_bytes - self._base_bytes <= COMPACT_BYTES:
+            return
+        try:
+            self._journal.compact(self._state)
+        except JournalError as error:
+            logger.warning("journal_compaction_failed", extra={"reason": error.message})
+        self._base_bytes = self._journal.size_bytes
 
     def state(self) -> LedgerState:
         return self._state

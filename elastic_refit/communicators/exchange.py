@@ -96,8 +96,7 @@ def exchange(
         for lane in _ready(links, bell):
             if queues[lane][0].advance(links[lane]):
                 queues[lane].popleft()
-                if not queues[lane]:
-                    del queues[lane]
+        queues = {lane: queue for lane, queue in queues.items() if queue}
 
 
 def _ready(links: dict[Lane, Link], bell: Bell) -> list[Lane]:

@@ -16,7 +16,16 @@ from ray.actor import ActorHandle
 
 from elastic_refit.actors.ledger import ShardLedger, ledger_actor
 from elastic_refit.actors.ledger_client import LedgerClient
-from elastic_refit.core.events import ActorDied, ProbeFailed, ProbeOk, Registered, RequestFailed, RequestSucceeded
+from elastic_refit.core.events import (
+    ActorDied,
+    Entry,
+    Event,
+    ProbeFailed,
+    ProbeOk,
+    Registered,
+    RequestFailed,
+    RequestSucceeded,
+)
 from elastic_refit.core.ids import ShardId
 from elastic_refit.core.ledger_queries import snapshot
 from elastic_refit.core.ledger_state import LedgerPolicy
@@ -133,10 +142,29 @@ def test_a_journal_of_another_run_stops_the_ledger_by_name(ledger: ActorHandle[S
         other.serving()
 
 
+def test_a_ledger_compacts_its_journal_and_goes_on_when_it_cannot(
+    journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastic_refit.actors.ledger.COMPACT_BYTES", 1000)
+    ledger = ShardLedger(str(journal), "run", POLICY)
+    sizes = [_record(ledger, seq, journal) for seq in range(30)]
+    assert min(sizes[10:]) < max(sizes[:10]) < 8000
+    journal.with_name(f"{journal.name}.new").mkdir()
+    sizes = [_record(ledger, seq, journal) for seq in range(30, 60)]
+    assert sizes == sorted(sizes)
+    assert read_journal(journal).state == ledger.state()
+
+
 def test_a_client_cannot_be_sent_to_another_process(ledger: ActorHandle[ShardLedger]) -> None:
     client = LedgerClient(ledger, writer="driver", ledger_s=LEDGER_S)
     with pytest.raises(TypeError, match="make another client"):
         ray.put(client)
+
+
+def _record(ledger: ShardLedger, seq: int, journal: Path) -> int:
+    event: Event = RequestSucceeded(ShardId(0)) if seq else Registered(ShardId(0))
+    assert [ack.status for ack in ledger.record((Entry("driver", 0, seq, 1.0, event),)).acks] == ["applied"]
+    return journal.stat().st_size
 
 
 def _pid(ledger: ActorHandle[ShardLedger]) -> int:

@@ -9,7 +9,7 @@ does not really hold the version that landed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields
 from typing import Final, NamedTuple
 
@@ -37,7 +37,7 @@ from elastic_refit.core.events import (
 from elastic_refit.core.ids import ShardId
 from elastic_refit.core.ledger import new_ledger
 from elastic_refit.core.ledger_queries import absent, joinable
-from elastic_refit.core.ledger_state import LedgerPolicy, LedgerState, ShardRecord
+from elastic_refit.core.ledger_state import LedgerPolicy, LedgerState, OpenRefit, ShardRecord
 from elastic_refit.core.ledger_table import SERVING, ShardState
 from tests.ledger_invariants import checked_fold
 
@@ -274,14 +274,13 @@ def _explore(world: World) -> tuple[int, set[tuple[str, ...]]]:
         here = frontier.pop()
         fleets.add(tuple(sorted(record.state.name for record in _records(here.ledger))))
         try:
-            for label, there in _moves(here):
-                key = there.key()
-                if key not in seen:
-                    seen.add(key)
-                    path[key] = (here.key(), label)
-                    frontier.append(there)
+            moves = list(_moves(here))
         except AssertionError as error:
             raise AssertionError(f"{error}, after: {'; '.join(_way(path, here.key()))}") from error
+        fresh = {there.key(): (label, there) for label, there in moves if there.key() not in seen}
+        seen.update(fresh)
+        path.update({key: (here.key(), label) for key, (label, _) in fresh.items()})
+        frontier.extend(there for _, there in fresh.values())
     return len(seen), fleets
 
 
@@ -309,3 +308,24 @@ def test_no_order_of_a_small_world_makes_the_ledger_lie(
     num_worlds, fleets = _explore(world)
     assert num_worlds > 1000
     assert {("HEALTHY", "HEALTHY", "HEALTHY"), ("DEAD", "HEALTHY", "HEALTHY")} <= fleets
+
+
+def _lands_without_commit(record: ShardRecord, refit: OpenRefit) -> bool:
+    return record.id in refit.participants and not record.is_draining
+
+
+def _lands_without_taking_part(record: ShardRecord, refit: OpenRefit) -> bool:
+    return record.version == refit.version and not record.is_draining
+
+
+def _lands_by_seat(record: ShardRecord, refit: OpenRefit) -> bool:
+    return record.id.index in {shard.index for shard in refit.participants}
+
+
+@pytest.mark.parametrize("bug", [_lands_without_commit, _lands_without_taking_part, _lands_by_seat])
+def test_the_search_finds_a_ledger_that_promotes_too_many(
+    bug: Callable[[ShardRecord, OpenRefit], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastic_refit.core.ledger_refits._holds", bug)
+    with pytest.raises(AssertionError, match=r"was promoted|serving without"):
+        _explore(_beginning(max_crashes=1, max_late=2)._replace(coordinator=2))

@@ -255,7 +255,7 @@ def test_a_shorter_lease_does_not_shorten_the_one_that_runs() -> None:
 
 @pytest.mark.parametrize("duration_s", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_lease_lasts_some_time_and_not_for_ever(duration_s: float) -> None:
-    assert Fleet().tell(Leased(S0, duration_s)).status == "rejected"
+    assert Fleet().tell(Leased(S0, duration_s))[1:] == ("rejected", f"a lease of {duration_s} s is none")
 
 
 def test_a_lease_ends_with_the_incarnation_and_when_it_has_loaded() -> None:

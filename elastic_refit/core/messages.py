@@ -187,8 +187,9 @@ class Committed:
 class Settled:
     """No call of the epoch blocks any more.
 
-    ``applied_through`` is the highest bucket of the order's version that the member holds, -1 if none; ``released_s``
-    is how long the blocked call took to leave after the abort, in seconds. ``serving_version`` is the version that the
+    ``applied_through`` is the highest bucket of the order's version that the member holds, or held
+    before it rolled back, -1 if none; ``released_s`` is how long the blocked call took to leave after the abort, in
+    seconds. ``serving_version`` is the version that the
     member holds whole, None for a mixture.
     """
 

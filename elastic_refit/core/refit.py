@@ -388,7 +388,7 @@ class _Protocol(Turn):
         self.change(settled={**self.running.settled, member: answer})
         self.know(member, answered_abort=True)
         self.stop_expecting(member)  # it has left its call: what that call returns is no news any more
-        through = mixture(self.running, self.state.epoch, member, answer)
+        through = mixture(self.running, answer)
         if through is not None and isinstance(member, ShardId):
             self.record(WeightsPartial(member, self.state.epoch, self.running.version, through))
 

@@ -161,7 +161,7 @@ def _own_fault(known: MemberEvidence | None) -> Finding | None:
     return Finding(known.member, 1, why)
 
 
-def mixture(run: Running, epoch: int, member: Member, answer: Settled) -> int | None:
+def mixture(run: Running, answer: Settled) -> int | None:
     """Through which bucket a shard has taken in a version that it does not hold whole; None if it holds one whole.
 
     One that has every bucket and only has to commit is whole too, unless it is told to roll back.
@@ -169,11 +169,7 @@ def mixture(run: Running, epoch: int, member: Member, answer: Settled) -> int | 
     if run.manifest is None or answer.serving_version is not None:
         return None
     last = run.manifest.num_buckets - 1
-    known = run.evidence[member]
-    through = max(answer.applied_through, run.start_bucket - 1)
-    if known.beacon is not None and known.beacon.epoch == epoch:
-        through = max(through, known.beacon.applied)
-    through = last if known.finished else min(through, last)
+    through = min(answer.applied_through, last)
     is_over = run.rolls_back or run.ending is not None
     return through if through >= 0 and (through < last or is_over) else None
 

@@ -62,6 +62,7 @@ MANIFEST: Manifest = build_manifest([TensorSpec("w", (32,), "uint8", 32)], bucke
 DIGESTS = (11, 12)
 WRONG = (11, 13)
 LATE_S = LIMITS.ping_s
+ASKED_TWICE = (Op.PROBE, Op.PING, Op.SETTLE)
 WITHIN, OVERDUE = LIMITS.apply_s - 1, LIMITS.apply_s + 1
 
 
@@ -81,8 +82,14 @@ class Scenario:
     num_refits: int = 1
     max_recoveries: int = 1
     min_healthy: int = 1
+    late: int | None = 0
+    """How often a deadline passes that a healthy member would still have met; None: always, at any time."""
     has_late_observer: bool = False
     victims: frozenset[Member] | None = None
+    is_in_order: bool = False
+    """Members that are no victims answer a round in the order of their ranks; that spares most of a larger world."""
+    witnesses: frozenset[Member] | None = None
+    """Whose calls may come back after the attempt was broken off, or report that it was; None: anybody's."""
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -110,6 +117,7 @@ class Budget(NamedTuple):
     wedges: int
     corruptions: int
     cuts: int
+    late: int | None
     refits: int
 
 
@@ -158,6 +166,7 @@ def begin(scenario: Scenario) -> World:
         scenario.wedges,
         scenario.corruptions,
         scenario.cuts,
+        scenario.late,
         scenario.num_refits,
     )
     world = World(scenario, RefitState(scenario.policy()), ledger, budget, held=(Held(),) * scenario.num_shards)
@@ -188,15 +197,33 @@ def moves(world: World) -> Iterator[Move]:
         yield from _requests(world)
         return
     run = world.running
-    for member in run.round.waiting:
+    late = _not_yet(world)
+    for member in run.round.waiting - late:
         yield from _answers(world, run.round.op, member)
     if run.interrupted is not None:
         for member in run.interrupted.waiting:
             yield from _answers(world, run.interrupted.op, member)
     yield from _losses(world)
-    yield Move("timer", RoundTimedOut(run.round.token), {})
-    if world.scenario.has_late_observer and run.round.op in (Op.PROBE, Op.PING, Op.SETTLE):
-        yield Move("late timer", RoundTimedOut(run.round.token, LATE_S), {})
+    yield from _deadlines(world)
+
+
+def _not_yet(world: World) -> frozenset[Member]:
+    """Who does not answer yet, because others do so first."""
+    if not world.scenario.is_in_order:
+        return frozenset()
+    left = world.running.round.waiting - world.gone - world.wedged - (world.scenario.victims or frozenset())
+    return left - set([member for member in world.scenario.members if member in left][:1])
+
+
+def _deadlines(world: World) -> Iterator[Move]:
+    run, budget = world.running, world.budget
+    late_s = (0.0, LATE_S) if world.scenario.has_late_observer and run.round.op in ASKED_TWICE else (0.0,)
+    if any(True for member in run.round.waiting for _ in _answers(world, run.round.op, member)):
+        if budget.late == 0:
+            return
+        budget = budget._replace(late=budget.late and budget.late - 1)
+    for seconds in late_s:
+        yield Move(f"timer, {seconds:g} s late", RoundTimedOut(run.round.token, seconds), {"budget": budget})
 
 
 def _requests(world: World) -> Iterator[Move]:
@@ -243,20 +270,27 @@ def _answers(world: World, op: Op, member: Member) -> Iterator[Move]:
         return
     if member in world.gone:
         return
+    is_interrupted = op is not world.running.round.op
     can_be_victim = world.scenario.victims is None or member in world.scenario.victims
     if world.budget.errors and can_be_victim:
         budget = world.budget._replace(errors=world.budget.errors - 1)
         yield says(Fault("E/1", "E: no"), "error", budget=budget)
     if op in ATTEMPT:
-        if is_troubled(world):
+        is_witness = world.scenario.witnesses is None or member in world.scenario.witnesses
+        if is_witness and is_troubled(world):
             yield says(Testimony("aborted", None, "broken"), "aborted")
-        if member in world.wedged:
+        if member in world.wedged or (is_interrupted and not (is_witness and _may_finish(op, member))):
             return
         if world.budget.wedges and can_be_victim:
             budget = world.budget._replace(wedges=world.budget.wedges - 1)
             yield Move(f"wedge {member}", None, {"wedged": world.wedged | {member}, "budget": budget})
     for answer, label, change in _good_answers(world, op, member):
         yield says(answer, label, **change)
+
+
+def _may_finish(op: Op, member: Member) -> bool:
+    """A call that may come back well though the attempt was broken off, and make a difference."""
+    return isinstance(member, ShardId) and op in (Op.TRANSFER, Op.COMMIT)
 
 
 def is_troubled(world: World) -> bool:
@@ -332,7 +366,7 @@ def _settlements(world: World, member: Member) -> Iterator[Good]:
     for then in dict.fromkeys(reached):
         is_over = rolls_back and then.serving != run.version
         after_all = then._replace(applied_through=-1, is_wrong=False) if is_over else then
-        answer = Settled(after_all.applied_through, 0.1, then.serving)
+        answer = Settled(then.applied_through, 0.1, then.serving)
         yield answer, f"{then.applied_through}", {"held": _with(world, member, **after_all._asdict())}
 
 
@@ -372,7 +406,6 @@ def _obey(world: World, before: Running | None, command: Command) -> World:
         case Call():
             return _called(world, before, command)
         case Finish():
-            assert before is not None, "nothing was in progress"
             _check_outcome(world, before, command.outcome)
             return world
         case Ignored():
@@ -438,7 +471,7 @@ def _check(world: World, commands: tuple[Command, ...]) -> None:
     assert not called or called == run.round.waiting, "not everybody who is waited for was called"
 
 
-def _check_outcome(world: World, before: Running, outcome: Landed | Ended) -> None:
+def _check_outcome(world: World, before: Running | None, outcome: Landed | Ended) -> None:
     named = {finding.member for finding in outcome.findings if isinstance(finding.member, ShardId)}
     assert all(finding.rule and finding.why for finding in outcome.findings)
     ledger = world.ledger
@@ -454,7 +487,7 @@ def _check_outcome(world: World, before: Running, outcome: Landed | Ended) -> No
         return
     assert outcome.error == "RefitRejected" or named == world.seen.condemned
     assert outcome.sentence
-    ended = before if before.ending is not None else None
+    ended = before if before is not None and before.ending is not None else None
     settled = ended.settled if ended is not None else {}
     assert not [shard for shard in serving & set(settled) if held(world, shard).serving is None], "serves a mixture"
     if ended is not None and ended.membership is not None:

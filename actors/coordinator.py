@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import ray
 
 from elastic_refit import errors
-from elastic_refit.actors.ledger import LedgerClient
+from elastic_refit.actors.ledger_client import LedgerClient
 from elastic_refit.actors.refit_shell import RefitShell
 from elastic_refit.chaos import FaultRecord
 from elastic_refit.core import ledger_queries

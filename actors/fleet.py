@@ -14,25 +14,21 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastic_refit.actors.coordinator import RefitCoordinator, RefitReport, coordinator_options
-from elastic_refit.actors.ledger import LedgerClient, ledger_actor
-from elastic_refit.actors.setup import ParticipantSetup
+from elastic_refit.actors.coordinator import RefitReport
+from elastic_refit.actors.launch import Launcher
+from elastic_refit.actors.ledger_client import LedgerClient
 from elastic_refit.actors.supervisor import FleetSupervisor
-from elastic_refit.actors.trainer import TrainerActor, trainer_options
-from elastic_refit.actors.vllm_shard import VllmShardActor, shard_options
+from elastic_refit.actors.trainer import TrainerActor
 from elastic_refit.chaos import Fault
 from elastic_refit.config import RunConfig
 from elastic_refit.core.events import Registered
 from elastic_refit.core.ids import Member, ProcessId, ShardId, TrainerId
-from elastic_refit.core.ledger_state import LedgerPolicy
 from elastic_refit.core.messages import PingOrder
-from elastic_refit.core.refit_state import RefitPolicy
-from elastic_refit.errors import ConfigError, CoordinatorLost, ElasticRefitError, ShardDied, TrainerLost
+from elastic_refit.errors import CoordinatorLost, ElasticRefitError, ShardDied, TrainerLost
 from elastic_refit.processes import kill_proved
 
-__all__ = ["Fleet", "require_cpus"]
+__all__ = ["Fleet"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,21 +52,18 @@ class Fleet:
 
         ``trainer_class`` is called with a :class:`ParticipantSetup` and ``trainer_arguments``.
         """
-        self.run_id = secrets.token_hex(8)
-        self.incidents = folder / "incidents"
+        launcher = Launcher(config, secrets.token_hex(8), folder)
         self._config = config
         self._limits = config.deadlines.limits
-        policy = LedgerPolicy(min_healthy=config.fleet.min_healthy, **config.ledger.model_dump())
-        journal = folder / "ledger.journal"
-        self._ledger = ledger_actor(journal, run_id=self.run_id, policy=policy)
-        self._widths = tuple(config.fleet.widths or [1] * config.fleet.shards)
-        self._coordinator = self._make_coordinator()
+        self._widths = launcher.widths
+        self._ledger = launcher.ledger()
+        self._coordinator = launcher.coordinator(self._ledger)
         self.trainers: dict[TrainerId, ActorHandle] = {
-            trainer: self._make_trainer(trainer, trainer_class, trainer_arguments)
+            trainer: launcher.trainer(trainer, trainer_class, trainer_arguments)
             for trainer in (TrainerId(rank) for rank in range(config.fleet.trainers))
         }
         self.shards: dict[ShardId, ActorHandle] = {
-            shard: self._make_shard(shard, model, [f for f in faults if f.shard == shard.index])
+            shard: launcher.shard(shard, model, [f for f in faults if f.shard == shard.index], self._coordinator)
             for shard in (ShardId(index) for index in range(config.fleet.shards))
         }
         self._processes: dict[Member, tuple[ProcessId, ...]] = {}
@@ -79,7 +72,10 @@ class Fleet:
 
     @property
     def members(self) -> dict[Member, ActorHandle]:
-        return {**self.trainers, **self.shards}
+        members: dict[Member, ActorHandle] = {}
+        for group in (self.trainers, self.shards):
+            members.update(group.items())
+        return members
 
     def wait_until_loaded(self, *, timeout_s: float, on_ready: OnReady | None = None) -> None:
         """Return when every member has loaded; then the ledger knows them and the sentinels watch them.
@@ -140,53 +136,6 @@ class Fleet:
         absent = set(self.ledger.absent())
         return tuple(shard for shard in self.shards if shard not in absent)
 
-    def _make_coordinator(self) -> ActorHandle:
-        policy = RefitPolicy(
-            self._limits,
-            max_recoveries=self._config.refit.max_recoveries_per_refit,
-            min_healthy=self._config.fleet.min_healthy,
-        )
-        actor = ray.remote(**coordinator_options())(RefitCoordinator)
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        return actor.options(name=f"coordinator {self.run_id}", scheduling_strategy=here).remote(
-            policy,
-            self._ledger,
-            ledger_s=self._limits.ledger_s,
-            widths=self._widths,
-            incident_folder=str(self.incidents),
-        )
-
-    def _make_trainer(self, trainer: TrainerId, kind: type[TrainerActor], arguments: Mapping[str, Any]) -> ActorHandle:
-        actor = ray.remote(**trainer_options(num_cpus=self._config.ray.cpus_per_trainer))(kind)
-        return actor.options(name=f"{trainer} {self.run_id}").remote(self._setup(trainer), **arguments)
-
-    def _make_shard(self, shard: ShardId, model: str, faults: Sequence[Fault]) -> ActorHandle:
-        engine = self._config.engine
-        actor = ray.remote(**shard_options(num_cpus=self._config.ray.cpus_per_shard))(VllmShardActor)
-        return actor.options(name=f"{shard} {self.run_id}", runtime_env=_engine_environment(engine.kind)).remote(
-            self._setup(shard),
-            engine=engine.kind,
-            model=model,
-            engine_options=engine.options,
-            faults=faults,
-            fault_log=self._coordinator,
-        )
-
-    def _setup(self, member: Member) -> ParticipantSetup:
-        return ParticipantSetup(member, self._limits, self._config.refit.bucket_bytes)
-
-
-def require_cpus(config: RunConfig) -> None:
-    """Raises ConfigError if the cluster has fewer free CPUs than the fleet asks for."""
-    needed = config.fleet.trainers * config.ray.cpus_per_trainer + config.fleet.shards * config.ray.cpus_per_shard
-    free = ray.available_resources().get("CPU", 0.0)
-    if free < needed:
-        raise ConfigError(
-            f"ray: {config.fleet.trainers} trainers and {config.fleet.shards} shards need {needed:g} CPUs and the "
-            f"cluster has {free:g} free; lower ray.cpus_per_shard and ray.cpus_per_trainer, or start fewer",
-            field="ray.num_cpus",
-        )
-
 
 def _came_up(member: Member, answer: ray.ObjectRef) -> tuple[ProcessId, ...]:
     try:
@@ -215,11 +164,3 @@ def _wait(task: ray.ObjectRef, limit_s: float, while_waiting: Callable[[], None]
             while_waiting()
     report: RefitReport = ray.get(task, timeout=limit_s)
     return report
-
-
-def _engine_environment(kind: str) -> dict[str, Any]:
-    if kind != "vllm":
-        return {"env_vars": {"OMP_NUM_THREADS": "1"}}
-    from elastic_refit.engines.vllm_engine import vllm_environment
-
-    return {"env_vars": vllm_environment()}

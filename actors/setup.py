@@ -17,6 +17,10 @@ from elastic_refit.transports.broadcast import BroadcastTransport
 
 __all__ = ["ParticipantSetup"]
 
+_CHUNK_BYTES = 1 << 20
+_CHUNKS_PER_BUCKET = 4
+"""At least: a chunk is what is forwarded while the next one arrives, and a sign of progress."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParticipantSetup:
@@ -32,7 +36,7 @@ class ParticipantSetup:
         node = ray.get_runtime_context().get_node_id()
         return RefitParticipant(
             self.member,
-            TcpBackend(self.host),
+            TcpBackend(self.host, chunk_bytes=min(_CHUNK_BYTES, max(1, self.bucket_bytes // _CHUNKS_PER_BUCKET))),
             BroadcastTransport(),
             deadlines=self.deadlines,
             processes=[identify(pid, node) for pid in sorted({os.getpid(), *pids})],

@@ -1,4 +1,4 @@
-"""Watches the fleet from the driver: one sentinel call per shard, which is its death notice and its row in the dashboard.
+"""Watches the fleet from the driver: one sentinel call per shard, its death notice and its row in the dashboard.
 
 A sentinel is a call ``hold(token)`` that stays in the task table under a name that says the shard's state, and fails
 within milliseconds when the shard's process dies. A new state is a new call, watched before the old one is released.
@@ -16,7 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from elastic_refit.actors.ledger import LedgerClient
+from elastic_refit.actors.ledger_client import LedgerClient
 from elastic_refit.core.events import ActorDied
 from elastic_refit.core.ids import ShardId
 from elastic_refit.core.ledger_queries import record_of

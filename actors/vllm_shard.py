@@ -19,10 +19,11 @@ from elastic_refit.core.messages import (
     PingOrder,
     PrepareOrder,
     ReadyOrder,
+    Settled,
     SettleOrder,
     TransferOrder,
 )
-from elastic_refit.engines.base import Sample, SamplingSpec
+from elastic_refit.engines.base import NO_VERSION, Sample, SamplingSpec
 from elastic_refit.engines.registry import build_engine
 from elastic_refit.errors import ShardError
 
@@ -71,7 +72,7 @@ class VllmShardActor:
                 return self._participant.ping(order)
             case SettleOrder():
                 answer = self._participant.settle(order, self._engine.in_worker)
-                if order.roll_back:
+                if order.roll_back and isinstance(answer, Settled):
                     self._reopen()
                 return answer
             case _:
@@ -108,10 +109,8 @@ class VllmShardActor:
         if self._participant.serving_version is None and not self._in_refit:
             raise ShardError(f"{self.name} holds no whole version; it serves after the first refit that it commits")
         samples = self._engine.generate(prompts, sampling)
-        version = self._participant.serving_version
-        if version is None or any(sample.weight_version != version for sample in samples):
-            labels = sorted({sample.weight_version for sample in samples})
-            raise ShardError(f"{self.name} serves version {version} and its samples are labelled {labels}")
+        if any(sample.weight_version == NO_VERSION for sample in samples):
+            raise ShardError(f"{self.name} holds no whole version: a refit was rolled back while the request waited")
         return samples
 
     def _reopen(self) -> None:

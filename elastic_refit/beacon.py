@@ -21,7 +21,7 @@ class _Waiting(Protocol):
 
 
 class ProgressRecorder:
-    """The cursors of one rank in one epoch. The working thread writes single attributes; ``beacon`` may be read anywhere."""
+    """The cursors of one rank in one epoch. The working thread writes single attributes; any thread may read."""
 
     def __init__(self, epoch: int = -1, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.epoch = epoch

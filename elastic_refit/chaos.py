@@ -22,8 +22,8 @@ FaultKind = Literal["kill", "freeze"]
 _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 
 PHASES = ("idle", "before", "bucket:K", "finalizing", "ack")
-"""Where a shard can be struck: between refits; told to receive but not in the collective; in the middle of bucket K; with
-all bytes applied; received whole with the answer not sent."""
+"""Where a shard can be struck: between refits; told to receive but not in the collective; in the middle of bucket K;
+about to finish the update; received whole with the answer not sent."""
 
 _FAULT = re.compile(r"(?P<shard>\d+)@(?P<step>\d+):(?P<phase>idle|before|finalizing|ack|bucket:\d+)")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 import click
 
-from elastic_refit.errors import ConfigError, ElasticRefitError
+from elastic_refit.errors import ConfigError, ElasticRefitError, MembershipError
 
 __all__ = ["main"]
 
@@ -65,6 +66,51 @@ def demo(
     out = sys.stdout
     console = Console(file=out, width=None if out.isatty() else _PLAIN_WIDTH)
     sys.exit(run_demo(config, faults, console, json_path))
+
+
+@cli.command()
+@click.option("--trainers", type=int, required=True, help="Trainer ranks.")
+@click.option("--widths", required=True, metavar="W,W,…", help="Ranks of each shard, by shard index.")
+@click.option("--absent", default="", metavar="I,I,…", help="Shard indices that are lost.")
+@click.option("--json", "as_json", is_flag=True, help="Print {before, after}: world size, first rank by shard.")
+def plan(trainers: int, widths: str, absent: str, as_json: bool) -> None:
+    """Show which ranks everybody holds, before and after the loss of shards."""
+    from elastic_refit.plan_view import describe_plan, draw_plan, plan_loss
+
+    try:
+        before, after = plan_loss(trainers, _numbers("--widths", widths), _numbers("--absent", absent))
+    except (ValueError, MembershipError) as error:
+        kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+        raise ConfigError(f"{kind}{error}") from None
+    click.echo(json.dumps(describe_plan(before, after)) if as_json else draw_plan(before, after))
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ConfigError(f"{option}: {text!r} is no list of whole numbers, such as 1,1,2") from None
+
+
+@cli.command()
+@click.argument("kind", type=click.Choice(["run", "demo"]))
+def schema(kind: str) -> None:
+    """Print the JSON schema of a config file."""
+    from elastic_refit.config import RunConfig, export_schema
+    from elastic_refit.demo.config import DemoConfig
+
+    click.echo(json.dumps(export_schema(DemoConfig if kind == "demo" else RunConfig), indent=2))
+
+
+@cli.command()
+@click.argument("what", type=click.Choice(["communicators", "ledger"]))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def bench(what: str, as_json: bool) -> None:
+    """Measure a part on this machine; ratios in one run are what counts."""
+    from importlib import import_module
+
+    figures = import_module(f"elastic_refit.bench.{what}").measure()
+    click.echo(json.dumps(figures) if as_json else json.dumps(figures, indent=2))
 
 
 def _demo_config(path: Path | None, overrides: list[str]) -> Any:

@@ -1,4 +1,4 @@
-"""The record of one failed refit: who, why, what was done, and what it cost. One JSON file each, for people and tools."""
+"""The record of one failed refit: who, why, what was done, and what it cost. One JSON file each."""
 
 from __future__ import annotations
 
@@ -116,11 +116,15 @@ def sentence_of(outcome: Landed | Ended, version: int, total_s: float) -> str:
         return f"refit v{version} ended the run: {outcome.error}: {outcome.sentence}"
     who = "; ".join(f"{f.member} was condemned (rule {f.rule}: {f.why})" for f in outcome.findings)
     group = outcome.membership
-    left = f"{len(group.trainers)} trainers and {len(group.shards)} shards"
+    left = f"{_count(len(group.trainers), 'trainer')} and {_count(len(group.shards), 'shard')}"
     return (
-        f"{who or 'nobody was condemned'}; refit v{version} was rebuilt over {left}, resent {outcome.resent_buckets} "
-        f"buckets and landed {total_s:.2f} s after the fault"
+        f"{who or 'nobody was condemned'}; refit v{version} was rebuilt over {left}, resent "
+        f"{_count(outcome.resent_buckets, 'bucket')} and landed {total_s:.2f} s after the fault"
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def write_incident(incident: Incident, folder: str | Path) -> Incident:

@@ -82,7 +82,7 @@ class RefitParticipant:
     ) -> None:
         self.member = member
         self.serving_version: int | None = None
-        """The version that this process holds whole and may serve; None before its first commit and inside an update."""
+        """The version that this process holds whole; None before its first commit and inside an update."""
         self._backend = backend
         self._transport = transport
         self._deadlines = deadlines
@@ -106,7 +106,7 @@ class RefitParticipant:
         return Pong(self._progress.beacon(), self._processes)
 
     def settle(self, order: SettleOrder, in_worker: InWorker | None = None) -> Settled | Fault:
-        """Break every call of ``order.epoch`` or before, wait until the working thread has left it, and say how far it came.
+        """Break every call up to ``order.epoch``, wait until the working thread has left it, and say how far it came.
 
         Blocks at most ``settle_s``, and the time of a roll-back, which runs by ``in_worker`` where there is an engine.
         """
@@ -123,7 +123,8 @@ class RefitParticipant:
         released_s = time.monotonic() - began
         if order.roll_back and in_worker is not None:
             in_worker(self.roll_back)
-        through = self._update.applied_through if self._update is not None else -1
+        update = self._update
+        through = update.applied_through if update is not None and update.version == order.version else -1
         return Settled(through, released_s, self.serving_version)
 
     def close(self) -> None:
@@ -163,7 +164,7 @@ class RefitParticipant:
         return self._carry_out("finalizing", lambda: self._commit(order, receiver))
 
     def roll_back(self, receiver: WeightReceiver) -> None:
-        """Make the engine runnable after an update that will not be finished. What it served before, it no longer does."""
+        """Make the engine runnable after an update that will not be finished; it serves nothing until the next one."""
         update, self._update = self._update, None
         if update is not None and update.is_open:
             receiver.rollback()
@@ -299,7 +300,7 @@ class RefitParticipant:
         except CommunicatorError as error:
             self._break_group(str(error))
             return _testimony(error)
-        except Exception as error:  # a member's own fault must reach the coordinator as evidence, whatever it is
+        except Exception as error:  # noqa: BLE001 - whatever a member's own fault is, it is evidence
             self._break_group(str(error))
             return _fault(error)
         finally:

@@ -5,11 +5,12 @@ What must never happen here: a signal to a process that is not the recorded one,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -78,20 +79,28 @@ def _ended(handle: int, deadline: float) -> bool:
     return bool(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
 
-def end_descendants(*, timeout_s: float, besides: Sequence[int] = ()) -> list[int]:
-    """SIGKILL every descendant of this process, except ``besides``; returns the pids that are still there at the end.
+def end_descendants(*, timeout_s: float, besides: Collection[int] = ()) -> list[int]:
+    """SIGKILL every descendant of this process; returns the pids that are still there at the end.
 
-    A killed parent hands its children to the nearest subreaper, so this looks again until nobody is left.
+    ``besides`` are children of this process to leave alone, with all that they have started. A killed parent hands its
+    children to the nearest subreaper, so this looks again until nobody is left.
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        here = [child for child in psutil.Process().children(recursive=True) if child.pid not in besides]
-        living = [child for child in here if _is_living(child)]
+        living = [process for process in _descendants(besides) if _is_living(process)]
         if not living or time.monotonic() >= deadline:
-            return [child.pid for child in living]
-        for child in living:
-            _kill(child)
+            return [process.pid for process in living]
+        for process in living:
+            _kill(process)
         psutil.wait_procs(living, timeout=min(1.0, max(0.0, deadline - time.monotonic())))
+
+
+def _descendants(besides: Collection[int]) -> Iterator[psutil.Process]:
+    for child in psutil.Process().children():
+        if child.pid not in besides:
+            yield child
+            with contextlib.suppress(psutil.NoSuchProcess):
+                yield from child.children(recursive=True)
 
 
 def _is_living(process: psutil.Process) -> bool:
@@ -102,7 +111,5 @@ def _is_living(process: psutil.Process) -> bool:
 
 
 def _kill(process: psutil.Process) -> None:
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         process.kill()
-    except psutil.NoSuchProcess:
-        return

@@ -262,5 +262,5 @@ def register_stack_dump_signal(path: str | Path) -> int:
 def _abort(target: Abortable, reason: str) -> None:
     try:
         target.abort(reason)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - one target that cannot be aborted must not save the others
         logger.error("abort_failed", extra={"target": type(target).__name__, "error": repr(error)})

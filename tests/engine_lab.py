@@ -103,7 +103,7 @@ class Lab:
         return samples
 
     def cuts(self) -> list[int]:
-        """Numbers of buckets after which to abort: early, twice in the middle of a fused q/k/v, and all but the last."""
+        """How many buckets to feed before an abort: few, twice up to the middle of a fused q/k/v, all but one."""
         names = [spec.name for spec in self.manifest.tensors]
         last_names = [names[bucket.pieces[-1].tensor] for bucket in self.manifest.buckets]
         inside = [n for n, name in enumerate(last_names, 1) if name.endswith(("q_proj.weight", "k_proj.weight"))]

@@ -58,6 +58,12 @@ def test_the_wheel_holds_every_module_of_the_tree_and_no_other(wheel: zipfile.Zi
     assert "elastic_refit/actors/__init__.py" in built
 
 
+def test_the_wheel_carries_every_shipped_configuration(wheel: zipfile.ZipFile) -> None:
+    shipped = {f"elastic_refit/configs/{path.name}" for path in (ROOT / "configs").iterdir()}
+    assert shipped
+    assert shipped - set(wheel.namelist()) == set()
+
+
 def test_the_wheel_installs_one_top_level_package(wheel: zipfile.ZipFile) -> None:
     tops = {name.partition("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"elastic_refit"}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from elastic_refit.core.evidence import WaitingOn
@@ -35,7 +35,7 @@ class GroupSpec:
     rank: int
     addresses: tuple[str, ...]
     identities: tuple[str, ...]
-    secret: bytes
+    secret: bytes = field(repr=False)
 
     @property
     def world_size(self) -> int:
@@ -57,7 +57,8 @@ class Communicator(ABC):
     def broadcast(self, buffer: memoryview, root: int, *, progress: Progress | None = None) -> None:
         """Give every rank the ``buffer`` of ``root``: contiguous bytes, same length everywhere, written in place.
 
-        Blocks until this rank has received and forwarded everything.
+        Blocks until this rank has received and forwarded everything; who forwards through memory shared with other
+        ranks of its host also waits until they have it.
 
         Raises:
             PeerLost: a neighbour's connection ended; ``peer`` is its rank in the epoch's group.
@@ -108,7 +109,7 @@ class Communicator(ABC):
     @property
     @abstractmethod
     def released_s(self) -> float | None:
-        """Seconds from ``abort`` until the call that it freed had left; 0.0 if none was in progress, None until then."""
+        """Seconds from ``abort`` until the call that it freed had left; 0.0 if there was none, None until then."""
 
     @property
     @abstractmethod

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 from elastic_refit.communicators.addresses import Address
 from elastic_refit.communicators.base import Progress
@@ -143,7 +142,8 @@ class Chain:
         wire.send_with_file(encode_frame(replace(frame, kind=FrameKind.WINDOW)), window.fd)
         if place.is_reader:
             return Tokens(wire)
-        last = cast(int, place.last)
+        last = place.last
+        assert last is not None, "there are readers"
 
         def wait_for_last(is_owing: bool) -> Wire:
             return self._wire(last, is_send=False, guards=(wire.link,) if is_owing else ())

@@ -35,6 +35,7 @@ class Transfer:
     data: memoryview
     chunk_bytes: int
     progress: Progress | None
+    _expected: Frame = field(init=False)
     _header: memoryview | None = None
     _header_done: int = 0
     _done: int = 0
@@ -69,8 +70,6 @@ class Transfer:
     def _move(self, link: Link, part: memoryview) -> int:
         return link.send_some(part) if self.lane.is_send else link.recv_some(part)
 
-    _expected: Frame = field(init=False)
-
 
 def exchange(
     transfers: Iterable[Transfer],
@@ -97,8 +96,7 @@ def exchange(
         for lane in _ready(links, bell):
             if queues[lane][0].advance(links[lane]):
                 queues[lane].popleft()
-                if not queues[lane]:
-                    del queues[lane]
+        queues = {lane: queue for lane, queue in queues.items() if queue}
 
 
 def _ready(links: dict[Lane, Link], bell: Bell) -> list[Lane]:

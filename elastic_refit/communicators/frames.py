@@ -28,7 +28,7 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message: ``sequence`` counts broadcasts per group and messages per link; ``root`` is the rank it starts at."""
+    """One message: ``sequence`` counts broadcasts per group and messages per link; ``root`` is where it starts."""
 
     kind: FrameKind
     root: int

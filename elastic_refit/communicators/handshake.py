@@ -126,7 +126,7 @@ def seal_hello(group: GroupSpec, hello: Hello, listener_nonce: bytes, nonce: byt
 
 
 def hello_bytes_missing(raw: bytes | bytearray) -> int:
-    """How many bytes a listener may still read: first the fixed part, then what its lengths (one byte each) announce."""
+    """How many bytes a listener may still read: first the fixed part, then what its one-byte lengths announce."""
     if len(raw) < _HELLO.size:
         return _HELLO.size - len(raw)
     identity_bytes, channel_bytes = raw[_HELLO.size - 2 : _HELLO.size]

@@ -7,6 +7,7 @@ belong to another file when a call that was about to use it gets there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -16,13 +17,13 @@ from collections.abc import Iterable
 
 __all__ = ["Bell", "Link", "LinkEnded"]
 
-_BUFFER_BYTES = 4 << 20
-"""Asked for; the system caps it. Larger buffers let a neighbour run ahead instead of waking for every packet."""
+_UNIX_BUFFER_BYTES = 4 << 20
+"""Asked for; the system caps it. Larger buffers let a neighbour run ahead. TCP sizes its own better than we could."""
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
 
 
 class LinkEnded(Exception):
-    """The connection to ``peer`` is over: by its death, by its close, or by our own shutdown. The caller knows which."""
+    """The connection to ``peer`` is over: by its death, its close, or our own shutdown. The caller knows which."""
 
     def __init__(self, peer: int, why: str) -> None:
         super().__init__(why)
@@ -40,9 +41,9 @@ class Link:
         self.messages = 0
         """Messages begun on this link; both ends count alike."""
         sock.setblocking(True)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-        if sock.family != socket.AF_UNIX:
+        if sock.family == socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
+        else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEPALIVE:
@@ -106,10 +107,8 @@ class Link:
 
     def shutdown(self) -> None:
         """Free whoever is blocked in this link, and tell the peer. Any thread."""
-        try:
+        with contextlib.suppress(OSError):  # the peer was faster
             self.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the peer was faster
 
     def close(self) -> None:
         self.sock.close()
@@ -150,10 +149,8 @@ class Bell:
     def ring(self) -> None:
         with self._lock:
             if not self._closed:
-                try:
+                with contextlib.suppress(BlockingIOError):  # it has rung often enough
                     self._ringing.send(b"\0")
-                except BlockingIOError:
-                    pass  # it has rung often enough
 
     def quiet(self) -> None:
         """Forget earlier rings; look at what they announced after this, not before."""

@@ -8,7 +8,6 @@ travel by pickle between a process and the children it started, never further.
 from __future__ import annotations
 
 import hashlib
-import logging
 import multiprocessing
 import os
 import random
@@ -52,11 +51,7 @@ class Seat:
         self._backend = backend
         self._pending: PendingCommunicator | None = None
         self._groups: list[Communicator] = []
-        self._events: list[str] = []
         self._kept = bytearray()
-        handler = logging.Handler()
-        handler.emit = lambda record: self._events.append(record.msg)  # type: ignore[method-assign]
-        logging.getLogger("elastic_refit").addHandler(handler)
 
     def bind(self) -> str:
         self._pending = self._backend.bind()
@@ -160,9 +155,6 @@ class Seat:
     def status(self) -> dict[str, Any]:
         group = self._group
         return {"waiting_on": group.waiting_on, "aborted": group.aborted, "released_s": group.released_s}
-
-    def events(self) -> list[str]:
-        return list(self._events)
 
     def resources(self) -> dict[str, int]:
         """What this process holds: threads, file descriptors, and resident bytes."""

@@ -95,12 +95,15 @@ class Switchboard:
             for listener in self._listeners:
                 selector.register(listener, selectors.EVENT_READ, lambda door=listener: self._accept(selector, door))
             try:
-                while not self._stopping:
-                    for key, _ in selector.select(self._patience_s()):
-                        key.data()
-                    self._expire(selector)
+                self._serve(selector)
             finally:
                 self._close_everything()
+
+    def _serve(self, selector: selectors.BaseSelector) -> None:
+        while not self._stopping:
+            for key, _ in selector.select(self._patience_s()):
+                key.data()
+            self._expire(selector)
 
     def _patience_s(self) -> float | None:
         deadlines = [peer.deadline for peer in self._half_open.values()]

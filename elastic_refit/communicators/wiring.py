@@ -101,7 +101,7 @@ class Wiring:
         address = Address.parse(self.group.addresses[peer])
         if address.is_loopback() and not Address.parse(self.group.addresses[self.group.rank]).shares_host(address):
             raise RendezvousFailed(
-                f"{self._name(peer)} listens on the loopback of another host; give its TcpBackend the host to listen on",
+                f"{self._name(peer)} listens on another host's loopback; give its TcpBackend the host to listen on",
                 epoch=self.group.epoch,
                 missing=(peer,),
             )

@@ -86,7 +86,14 @@ class _Case:
 
     @cached_property
     def by_rank(self) -> Mapping[int, MemberEvidence]:
-        return {each.rank: each for each in self.ranks}
+        """Who speaks for a rank."""
+        return {rank: each for each in self.ranks for rank in range(each.rank, each.rank + each.width)}
+
+    @cached_property
+    def chain(self) -> tuple[int, ...]:
+        """The known ranks in the order in which bytes travel, each member that speaks for several of them once."""
+        order = self.view.chain or ()
+        return tuple(dict.fromkeys(self.by_rank[rank].rank for rank in order if rank in self.by_rank))
 
     @cached_property
     def cursors(self) -> Mapping[int, Beacon]:
@@ -130,7 +137,7 @@ class _Case:
         return frozenset(each.rank for each in self.ranks if each.answered_abort)
 
     def share(self, ranks: frozenset[int]) -> str:
-        return f"{len(ranks)} of {len(self.ranks)} ranks"
+        return f"{sum(self.by_rank[rank].width for rank in ranks)} of {len(self.by_rank)} ranks"
 
 
 def _progress(each: MemberEvidence, view: AttributionView) -> Beacon | None:
@@ -183,7 +190,7 @@ def _silence(case: _Case, each: MemberEvidence) -> str | None:
         return None
     if each.rank in case.silent and case.heard:
         others = case.share(case.heard)
-        return f"is silent: rank {each.rank} did not answer a ping within {limits.ping_s:g} s and {others} did"
+        return f"is silent: rank {each.rank} did not answer a ping within {limits.ping_s:g} s and {others} were heard"
     if each.answered_abort is False and case.answered_abort:
         others = case.share(case.answered_abort)
         return f"did not answer the abort order at rank {each.rank} within {limits.settle_s:g} s and {others} did"
@@ -321,33 +328,39 @@ _Edges = Mapping[tuple[int, int], str]
 
 def _broken_edges(case: _Case) -> _Edges:
     """Links that somebody lost, without those that broke only because their other end had lost something itself."""
-    position = {rank: at for at, rank in enumerate(case.view.chain or case.by_rank)}
+    position = {rank: at for at, rank in enumerate(case.chain)}
     edges = {}
     for each in case.ranks:
-        lost = each.testimony.peer if each.testimony else None
-        if lost is None or lost not in case.by_rank:
+        lost = case.by_rank.get(each.testimony.peer) if each.testimony and each.testimony.peer is not None else None
+        if lost is None or (lost.testimony is not None and not _is_about(case, lost.testimony.peer, each.rank)):
             continue
-        answer = case.by_rank[lost].testimony
-        if answer is None or answer.peer == each.rank:
-            up, down = sorted((each.rank, lost), key=lambda rank: position.get(rank, rank))
-            edges[up, down] = f"rank {each.rank} lost rank {lost}, which is not dead"
+        up, down = sorted((each.rank, lost.rank), key=lambda rank: position.get(rank, rank))
+        edges[up, down] = f"rank {each.rank} lost rank {lost.rank}, which is not dead"
     return edges
 
 
 def _waiting_edges(case: _Case) -> _Edges:
     """Links of the chain where the receiver waits for the frontier and the sender has it, or waits to send it."""
     edges = {}
-    for up, down in pairwise(case.view.chain or ()):
+    for up, down in pairwise(case.chain):
         sender, receiver = case.cursors.get(up), case.cursors.get(down)
-        if sender is None or receiver is None or not _waits(receiver, "recv", up):
+        if sender is None or receiver is None or not _waits(case, receiver, "recv", up):
             continue
-        if receiver.completed < case.frontier and (sender.completed >= case.frontier or _waits(sender, "send", down)):
+        has_it = sender.completed >= case.frontier or _waits(case, sender, "send", down)
+        if receiver.completed < case.frontier and has_it:
             edges[up, down] = f"rank {down} waits to receive what rank {up} has, and both are alive"
     return edges
 
 
-def _waits(beacon: Beacon, direction: str, peer: int) -> bool:
-    return beacon.waiting_on == direction and beacon.waiting_peer in (None, peer)
+def _waits(case: _Case, beacon: Beacon, direction: str, peer: int) -> bool:
+    """A beacon that names no peer means the neighbour."""
+    is_with = beacon.waiting_peer is None or _is_about(case, beacon.waiting_peer, peer)
+    return beacon.waiting_on == direction and is_with
+
+
+def _is_about(case: _Case, named: int | None, rank: int) -> bool:
+    """Whether the rank that was ``named`` is one that the evidence of ``rank`` speaks for."""
+    return named is not None and case.by_rank.get(named) is case.by_rank[rank]
 
 
 def _sole_suspect(case: _Case, edges: _Edges) -> Finding | None:

@@ -54,7 +54,7 @@ class Testimony:
 class MemberEvidence:
     """Everything observed about one rank of the failed attempt, up to the verdict.
 
-    A member of several ranks has one of these for each, or one for the member with its first rank.
+    A member of several ranks has one of these for each, or one that speaks for all ``width`` of them from ``rank`` on.
     """
 
     member: Member
@@ -75,5 +75,6 @@ class MemberEvidence:
     """How long ago the last beacon came by itself; None: none does, or it came with the answer to the ping."""
     answered_abort: bool | None = None
     """Whether it answered the abort order; None: none was given, or there is still time."""
+    width: int = 1
     context_lost: str | None = None
     """Aborted work is orphaned on its own device: the report's words."""

@@ -56,7 +56,7 @@ class PersistentMap(Generic[K, V]):
         return (item for bucket in self._buckets for item in bucket.items())
 
     def values(self) -> Iterator[V]:
-        return (value for bucket in self._buckets for value in bucket.values())
+        return (value for bucket in self._buckets if bucket for value in bucket.values())
 
     def _sharing(self, at: int, bucket: dict[K, V], size: int) -> PersistentMap[K, V]:
         changed: PersistentMap[K, V] = PersistentMap.__new__(PersistentMap)

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _PR_SET_CHILD_SUBREAPER = 36
 _END_S = 20.0
+_CONNECT_S = 10.0
 
 
 @contextmanager
@@ -40,10 +41,11 @@ def cluster(config: RunConfig) -> Iterator[None]:
         ConfigError: there is no such cluster, the dashboard's port is taken, or Ray cannot start.
     """
     _adopt_orphans()
-    before = [child.pid for child in psutil.Process().children(recursive=True)]
+    before = [child.pid for child in psutil.Process().children()]
     with _interrupts(), redirect_stdout(_Discarded()):
         try:
             _init(config)
+            signal.signal(signal.SIGTERM, _interrupt)  # Ray's own handler, set while it starts, ends the process
             yield
         finally:
             _ignore_interrupts()
@@ -71,13 +73,7 @@ def log_folder() -> Path:
 
 def _init(config: RunConfig) -> None:
     if config.ray.address is not None:
-        try:
-            ray.init(address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"ray.address: no cluster answers at {config.ray.address!r}: {str(error).splitlines()[0]}",
-                field="ray.address",
-            ) from None
+        _join(config.ray.address)
         return
     port = config.ray.dashboard_port
     if port is not None:
@@ -89,6 +85,28 @@ def _init(config: RunConfig) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
+
+
+def _join(address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal():
+        _require_listener(host, int(port), address)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise _no_cluster(address, str(error).splitlines()[0]) from None
+
+
+def _require_listener(host: str, port: int, address: str) -> None:
+    """Ray itself asks a dead address for minutes."""
+    try:
+        socket.create_connection((host.rpartition("/")[2], port), timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise _no_cluster(address, str(error)) from None
+
+
+def _no_cluster(address: str, why: str) -> ConfigError:
+    return ConfigError(f"ray.address: no cluster answers at {address!r}: {why}", field="ray.address")
 
 
 def _num_cpus(config: RunConfig) -> int:
@@ -103,7 +121,7 @@ def _require_free(port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise ConfigError(
-                f"ray.dashboard_port: port {port} is taken ({error.strerror}); choose another, or null for any free one",
+                f"ray.dashboard_port: port {port} is taken ({error.strerror}); name another, or null for a free one",
                 field="ray.dashboard_port",
             ) from None
 

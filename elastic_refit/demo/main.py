@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from elastic_refit.actors.fleet import require_cpus
+from elastic_refit.actors.launch import require_cpus
 from elastic_refit.chaos import Fault
 from elastic_refit.core.manifest import build_manifest
 from elastic_refit.demo.cluster import cluster, log_folder
@@ -74,9 +74,9 @@ def _conclude(result: DemoResult, display: Display, json_path: Path | None) -> i
     elif result.broken:
         display.say(f"the run finished, and {len(result.broken)} of its promises did not hold")
     else:
+        incidents = f"{len(result.incidents)} incident" + ("s" if len(result.incidents) != 1 else "")
         worst = max(row.logprob_gap for row in result.steps)
         display.say(
-            f"ok: {len(result.steps)} steps, {len(result.incidents)} incidents, every sampled token within {worst:.1e} "
-            "of the trainer"
+            f"ok: {len(result.steps)} steps, {incidents}, every sampled token within {worst:.1e} of the trainer"
         )
     return 0 if result.ok else 1

@@ -75,7 +75,7 @@ class PolicyTrainer(TrainerActor):
         self._optimizer.zero_grad()
         logprobs = _logprobs(self._model, samples)
         weights = torch.tensor(advantages, dtype=torch.float32)
-        (-(weights * logprobs).sum()).backward()
+        torch.autograd.backward(-(weights * logprobs).sum())
         return [_gradient_of(parameter) for parameter in self._model.parameters()]
 
     def step(self, gradients: Sequence[torch.Tensor]) -> int:

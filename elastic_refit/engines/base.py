@@ -142,7 +142,8 @@ class ShardEngine(ABC):
     def in_worker(self, function: Callable[[WeightReceiver], T]) -> T:
         """Run ``function`` with the receiver, in the engine's worker, on the calling thread; blocks until it returns.
 
-        What it raises arrives here. Never called while a generation runs: pause first.
+        What it raises arrives here. Calls from several threads pass one at a time. What touches weights is never
+        called while a generation runs: pause first.
         """
 
     @abstractmethod

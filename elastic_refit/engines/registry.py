@@ -11,7 +11,7 @@ from elastic_refit.errors import ConfigError
 if TYPE_CHECKING:
     from elastic_refit.engines.base import ShardEngine
 
-__all__ = ["ENGINES", "build_engine", "require_engine"]
+__all__ = ["ENGINES", "build_engine", "engine_environment", "require_engine"]
 
 
 def build_engine(kind: str, model: str, options: Mapping[str, Any], *, initial_version: int = 0) -> ShardEngine:
@@ -38,6 +38,15 @@ def require_engine(kind: str) -> None:
     for library in ("torch", "transformers"):
         if importlib.util.find_spec(library) is None:
             raise ConfigError(f"{library} is not installed: pip install 'elastic-refit[cpu]'", engine=kind)
+
+
+def engine_environment(kind: str) -> dict[str, str]:
+    """The environment that an engine of ``kind`` wants before its process imports anything; imports nothing heavy."""
+    if kind == "vllm":
+        from elastic_refit.engines.vllm_engine import vllm_environment
+
+        return vllm_environment()
+    return {"OMP_NUM_THREADS": "1"}
 
 
 def _vllm(model: str, options: Mapping[str, Any], initial_version: int) -> ShardEngine:

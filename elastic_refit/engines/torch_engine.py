@@ -7,6 +7,7 @@ label says so.
 from __future__ import annotations
 
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -62,9 +63,9 @@ class TorchReceiver(WeightReceiver):
         self.update.open(manifest)
 
     def feed(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
-        self.update.take(name for name, _ in tensors)
-        for name, tensor in tensors:
-            self._targets[name].copy_(tensor)
+        with self.update.taking(name for name, _ in tensors):
+            for name, tensor in tensors:
+                self._targets[name].copy_(tensor)
 
     def finish(self, version: int) -> None:
         self.update.require_complete()
@@ -97,6 +98,7 @@ class TorchEngine(ShardEngine):
         self._model = load_causal_lm(model, **(options or {}))
         self._receiver = TorchReceiver(self._model, initial_version)
         self._gate = GenerationGate()
+        self._worker = threading.Lock()
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingSpec) -> list[Sample]:
         if not all(prompts):
@@ -113,7 +115,8 @@ class TorchEngine(ShardEngine):
         self._gate.resume()
 
     def in_worker(self, function: Callable[[WeightReceiver], T]) -> T:
-        return function(self._receiver)
+        with self._worker:
+            return function(self._receiver)
 
     def pids(self) -> tuple[int, ...]:
         return (os.getpid(),)

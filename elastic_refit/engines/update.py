@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from elastic_refit.core.manifest import Manifest
 from elastic_refit.engines.base import NO_VERSION
@@ -20,6 +21,7 @@ class UpdateLedger:
     def __init__(self, version: int) -> None:
         self.version = version
         self._missing: dict[str, None] | None = None
+        self._is_spoiled = False
 
     @property
     def is_open(self) -> bool:
@@ -35,21 +37,27 @@ class UpdateLedger:
         if self.is_open:
             raise PlanMismatch("a weight update is open; finish it or roll it back first")
 
-    def take(self, names: Iterable[str]) -> None:
-        """Mark ``names`` as fed.
+    @contextmanager
+    def taking(self, names: Iterable[str]) -> Iterator[None]:
+        """Around the application of ``names``, which are fed when it succeeds.
+
+        If it raises, nobody knows how much was applied: the update can then only be closed.
 
         Raises:
-            PlanMismatch: no update is open, or a name is not of this update or came before; nothing is marked.
+            PlanMismatch: no update is open, or a name is not of this update or came before; nothing has changed.
         """
         missing = self._require_open()
         taken = list(names)
         wrong = [name for number, name in enumerate(taken) if name not in missing or name in taken[:number]]
         if wrong:
             raise PlanMismatch(f"fed twice, or not part of this update: {_some(wrong)}", tensors=tuple(wrong))
-        for name in taken:
-            del missing[name]
         if taken:
             self.version = NO_VERSION
+        self._is_spoiled = True
+        yield
+        self._is_spoiled = False
+        for name in taken:
+            del missing[name]
 
     def require_complete(self) -> None:
         """Raises TransportError if a tensor of the open update did not come; it stays open."""
@@ -63,10 +71,13 @@ class UpdateLedger:
     def close(self) -> None:
         """No update is open any more; ``version`` stays what it is."""
         self._missing = None
+        self._is_spoiled = False
 
     def _require_open(self) -> dict[str, None]:
         if self._missing is None:
             raise PlanMismatch("no update is open")
+        if self._is_spoiled:
+            raise PlanMismatch("the update broke off inside a tensor; it can only be rolled back")
         return self._missing
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -51,6 +52,7 @@ class VllmEngine(ShardEngine):
         """Raises ConfigError: no model, an option that cannot be used here, or a vLLM that cannot be imported."""
         self._gate = GenerationGate()
         self._llm = _load(str(require_checkpoint(model)), dict(options or {}))
+        self._worker = threading.Lock()
         self._update_open = False
         self._llm.collective_rpc("elastic_refit_assume_version", args=(initial_version,))
         self._label(initial_version)
@@ -72,9 +74,11 @@ class VllmEngine(ShardEngine):
         self._gate.resume()
 
     def in_worker(self, function: Callable[[WeightReceiver], T]) -> T:
-        (outcome,) = self._llm.collective_rpc("elastic_refit_call", args=(function,))
-        self._update_open = outcome.update_open
-        self._label(outcome.version)
+        # Without the lock a slower thread could note the state before a rollback as the one after it.
+        with self._worker:
+            (outcome,) = self._llm.collective_rpc("elastic_refit_call", args=(function,))
+            self._update_open = outcome.update_open
+            self._label(outcome.version)
         if outcome.error is not None:
             raise outcome.error
         value: T = outcome.value

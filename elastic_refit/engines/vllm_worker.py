@@ -96,8 +96,7 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
 
     def feed(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Load whole tensors. vLLM keeps references to them until their layer is complete."""
-        self.update.take(name for name, _ in tensors)
-        with disable_mtp_completeness_check():
+        with self.update.taking(name for name, _ in tensors), disable_mtp_completeness_check():
             self.model.load_weights(iter(tensors))
 
     def receive_weights(self, update_info: TensorsInfo) -> None:
@@ -213,7 +212,7 @@ class WorkerOutcome:
     """What one worker answers. ``version`` and ``update_open`` are the state after the call, whatever came of it."""
 
     value: Any
-    error: Exception | None
+    error: BaseException | None
     version: int
     update_open: bool
 
@@ -228,7 +227,7 @@ class ElasticRefitWorkerExtension:
         value, failure = None, None
         try:
             value = function(VllmReceiver(self))
-        except Exception as error:
+        except BaseException as error:  # noqa: BLE001 - an interrupt too: the caller must learn what state it left
             failure = error
         update = self.weight_transfer_engine.update
         return WorkerOutcome(value=value, error=failure, version=update.version, update_open=update.is_open)

@@ -26,7 +26,7 @@ __all__ = ["OpenUpdate", "PinnedVersion", "RankContext", "WeightSource", "Weight
 
 
 class WeightSource(ABC):
-    """The trainer's weights, as tensors of the checkpoint. One per trainer rank; all ranks call it in the same order."""
+    """The trainer's weights, as tensors of the checkpoint. One per trainer rank; all call it in one order."""
 
     @abstractmethod
     def specs(self) -> list[TensorSpec]:

@@ -1,4 +1,4 @@
-"""The packed broadcast: trainer rank 0 packs buckets, a chain of all ranks passes them on, shards apply them as they come.
+"""The packed broadcast: trainer rank 0 packs buckets, a chain of all ranks passes them on, shards apply them.
 
 What must never happen here: a buffer handed to an engine and written again, a bucket applied before it was received
 whole, the sender one bucket ahead of a pack that has not finished.

@@ -14,8 +14,18 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from elastic_refit.actors.ledger import LedgerClient, ShardLedger, ledger_actor
-from elastic_refit.core.events import ActorDied, ProbeFailed, ProbeOk, Registered, RequestFailed, RequestSucceeded
+from elastic_refit.actors.ledger import ShardLedger, ledger_actor
+from elastic_refit.actors.ledger_client import LedgerClient
+from elastic_refit.core.events import (
+    ActorDied,
+    Entry,
+    Event,
+    ProbeFailed,
+    ProbeOk,
+    Registered,
+    RequestFailed,
+    RequestSucceeded,
+)
 from elastic_refit.core.ids import ShardId
 from elastic_refit.core.ledger_queries import snapshot
 from elastic_refit.core.ledger_state import LedgerPolicy
@@ -58,11 +68,9 @@ def test_the_ledger_restores_itself_and_nothing_acknowledged_is_lost_or_applied_
     for thread in threads:
         thread.start()
     for _ in range(4):
-        before = sum(acknowledged)
-        _until(lambda: sum(acknowledged) >= before + dice.randrange(30, 300), f"seed {seed}: events stopped")
+        _until_more_than(sum(acknowledged) + dice.randrange(30, 300), acknowledged, f"seed {seed}: events stopped")
         os.kill(_pid(ledger), signal.SIGKILL)
-    before = sum(acknowledged)
-    _until(lambda: sum(acknowledged) > before, f"seed {seed}: no event after the last kill")
+    _until_more_than(sum(acknowledged), acknowledged, f"seed {seed}: no event after the last kill")
     stop.set()
     for thread in threads:
         thread.join(timeout=LEDGER_S)
@@ -134,14 +142,33 @@ def test_a_journal_of_another_run_stops_the_ledger_by_name(ledger: ActorHandle[S
         other.serving()
 
 
+def test_a_ledger_compacts_its_journal_and_goes_on_when_it_cannot(
+    journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastic_refit.actors.ledger.COMPACT_BYTES", 1000)
+    ledger = ShardLedger(str(journal), "run", POLICY)
+    sizes = [_record(ledger, seq, journal) for seq in range(30)]
+    assert min(sizes[10:]) < max(sizes[:10]) < 8000
+    journal.with_name(f"{journal.name}.new").mkdir()
+    sizes = [_record(ledger, seq, journal) for seq in range(30, 60)]
+    assert sizes == sorted(sizes)
+    assert read_journal(journal).state == ledger.state()
+
+
 def test_a_client_cannot_be_sent_to_another_process(ledger: ActorHandle[ShardLedger]) -> None:
     client = LedgerClient(ledger, writer="driver", ledger_s=LEDGER_S)
     with pytest.raises(TypeError, match="make another client"):
         ray.put(client)
 
 
+def _record(ledger: ShardLedger, seq: int, journal: Path) -> int:
+    event: Event = RequestSucceeded(ShardId(0)) if seq else Registered(ShardId(0))
+    assert [ack.status for ack in ledger.record((Entry("driver", 0, seq, 1.0, event),)).acks] == ["applied"]
+    return journal.stat().st_size
+
+
 def _pid(ledger: ActorHandle[ShardLedger]) -> int:
-    pid = ray.get(ledger.__ray_call__.remote(lambda _: os.getpid()), timeout=LEDGER_S)
+    pid: object = ray.get(ledger.__ray_call__.remote(lambda _: os.getpid()), timeout=LEDGER_S)
     assert isinstance(pid, int)
     return pid
 
@@ -152,6 +179,10 @@ def _flushed(client: LedgerClient) -> bool:
     except LedgerLost:
         return False
     return True
+
+
+def _until_more_than(num_events: int, acknowledged: list[int], what: str) -> None:
+    _until(lambda: sum(acknowledged) > num_events, what)
 
 
 def _until(condition: Callable[[], bool], what: str) -> None:

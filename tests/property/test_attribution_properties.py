@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import get_args
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_refit.core.attribution import AttributionView, attribute
-from elastic_refit.core.evidence import Beacon, MemberEvidence
+from elastic_refit.core.evidence import Beacon, MemberEvidence, WaitingOn
 from elastic_refit.core.ids import Member, ShardId, TrainerId
 from elastic_refit.core.verdict import Culprits, Finding, LinkFault, Unattributed, Verdict
 from tests.chains import EPOCH, LIMITS, aborted, lost
@@ -20,7 +21,7 @@ BUCKETS = st.integers(0, 3)
 PHASES = st.sampled_from(
     ["preparing", "joining", "pausing", "packing", "in_collective", "applying", "finalizing", "done", "aborted"]
 )
-WAITING = st.sampled_from(["recv", "send", "buffer", "source", "engine", "none"])
+WAITING: st.SearchStrategy[WaitingOn] = st.sampled_from(get_args(WaitingOn))
 MAYBE = st.sampled_from([None, None, True, False])
 
 

@@ -8,7 +8,14 @@ import pytest
 
 from elastic_refit.core.evidence import Beacon
 from elastic_refit.core.ids import ShardId, TrainerId
-from elastic_refit.core.verdict import CoordinatorIsolated, Culprits, LinkFault, TrainerFault, Unattributed
+from elastic_refit.core.verdict import (
+    CoordinatorIsolated,
+    Culprits,
+    LinkFault,
+    RefitRejected,
+    TrainerFault,
+    Unattributed,
+)
 from tests.chains import (
     LIMITS,
     MEMBERS,
@@ -56,7 +63,7 @@ def test_a_rank_accused_by_its_neighbour_that_was_aborted_is_a_victim_of_the_cas
 
 def test_a_victim_that_left_its_call_is_not_behind_however_old_its_last_tick_is() -> None:
     evidence = but(small_buckets(applying(2, 99.0)), 2, testimony=lost(1))
-    assert not isinstance(judge(evidence), Culprits)
+    assert judge(evidence).findings == ()
 
 
 def test_testimony_about_a_rank_outside_the_group_shows_no_link() -> None:
@@ -144,7 +151,7 @@ def test_one_who_testified_and_then_went_silent_is_not_who_was_heard() -> None:
 def test_any_sign_of_life_of_another_rank_makes_a_silence_count(sign: dict[str, object]) -> None:
     nobody_asked = {rank: replace(each, answered_ping=None, beacon=None) for rank, each in stalled_link().items()}
     evidence = but(nobody_asked, 2, answered_ping=False)
-    assert not isinstance(judge(evidence), Culprits)
+    assert judge(evidence).findings == ()
     assert named(judge(but(evidence, 3, **sign))) == {"shard[0]": 2}
 
 
@@ -185,13 +192,13 @@ def test_all_dead_is_not_a_coordinator_cut_off() -> None:
 
 def test_a_rank_inside_the_collective_is_never_behind() -> None:
     stuck = Beacon(through(0, "").epoch, 3, 2, 2, "none", None, "in_collective", 999.0)
-    assert not isinstance(judge(large_buckets(stuck), view(suspects=frozenset())), Culprits)
+    assert judge(large_buckets(stuck), view(suspects=frozenset())).findings == ()
 
 
 def test_a_rank_that_waits_for_a_peer_is_never_behind() -> None:
     for waiting_on in ("recv", "send"):
         evidence = small_buckets(through(2, "in_collective", 999.0, waiting_on=waiting_on))
-        assert not isinstance(judge(evidence), Culprits)
+        assert judge(evidence).findings == ()
 
 
 def test_a_rank_past_the_frontier_is_not_named_however_long_it_works() -> None:
@@ -236,7 +243,7 @@ def test_a_rank_that_nobody_waits_for_yet_is_not_named() -> None:
 
 def test_done_before_the_first_bucket_waits_but_done_in_the_middle_does_not() -> None:
     idle = through(1, "done")
-    assert not isinstance(judge(chain(idle, idle, applying(1, 999.0), idle, idle)), Culprits)
+    assert judge(chain(idle, idle, applying(1, 999.0), idle, idle)).findings == ()
     first = through(0, "done", completed=-1, entered=-1)
     pausing = replace(first, phase="pausing", tick_age_s=999.0)
     assert named(judge(chain(first, first, pausing, first, first))) == {"shard[0]": 3}
@@ -244,14 +251,14 @@ def test_done_before_the_first_bucket_waits_but_done_in_the_middle_does_not() ->
 
 def test_a_barrier_at_the_commit_is_none_while_the_number_of_buckets_is_unknown() -> None:
     pausing = through(-1, "pausing", 999.0)
-    assert not isinstance(judge(chain(*[pausing] * 5), view(num_buckets=None)), Culprits)
+    assert judge(chain(*[pausing] * 5), view(num_buckets=None)).findings == ()
 
 
 def test_shards_that_have_committed_and_trainers_owe_nothing_at_the_commit() -> None:
     last = NUM_BUCKETS - 1
     committed = through(last, "finalizing", 999.0, applied=NUM_BUCKETS)
     sent = through(last, "packing", 999.0, applied=-1)
-    assert not isinstance(judge(chain(sent, sent, committed, committed, committed)), Culprits | TrainerFault)
+    assert judge(chain(sent, sent, committed, committed, committed)).findings == ()
 
 
 def test_a_shard_that_received_everything_and_waits_for_the_commit_is_not_named() -> None:
@@ -263,7 +270,7 @@ def test_a_shard_that_received_everything_and_waits_for_the_commit_is_not_named(
 
 def test_a_beacon_of_another_epoch_says_nothing() -> None:
     stale = replace(applying(2, 999.0), epoch=6)
-    assert not isinstance(judge(small_buckets(stale)), Culprits)
+    assert judge(small_buckets(stale)).findings == ()
 
 
 def test_the_dead_and_the_silent_are_not_also_behind() -> None:
@@ -295,13 +302,11 @@ def test_a_shard_that_finished_and_left_no_beacon_is_not_named_at_the_commit() -
 
 
 def test_a_shard_that_finished_is_not_said_to_have_committed() -> None:
+    """Two shards cannot commit and the third was not heard of since it received everything."""
     evidence = {r: replace(e, finished=True, beacon=None) for r, e in chain(*[done()] * 5).items()}
     for rank in (2, 3):
         evidence = but(evidence, rank, fault="OSError: disk", beacon=through(NUM_BUCKETS - 1, "aborted"))
-    verdict = judge(evidence)
-    assert verdict.rules == (1,)
-    assert "OSError: disk" in verdict.sentence
-    assert not isinstance(verdict, Culprits)
+    assert isinstance(judge(evidence), RefitRejected)
 
 
 # -- sole suspect
@@ -337,7 +342,7 @@ def test_a_suspect_is_not_condemned_when_anybody_else_is_named() -> None:
 
 
 def test_without_known_links_a_suspect_that_completed_the_bucket_is_not_condemned() -> None:
-    evidence = but(stalled_link(), 2, beacon=sending(4, None))
+    evidence = but(stalled_link(), 2, beacon=sending(3, None))
     suspects = view(chain=None, suspects=frozenset({ShardId(0)}))
     assert isinstance(judge(evidence, suspects), Unattributed)
     assert named(judge(stalled_link(), suspects)) == {"shard[0]": 4}
@@ -428,6 +433,4 @@ def test_two_ranks_of_one_shard_are_one_shard_that_raised() -> None:
 
 
 def test_a_trainer_that_refuses_nothing_says_nothing_about_the_weights() -> None:
-    evidence = refusal(4, refusal(3, refusal(2, large_buckets(None))))
-    assert judge(evidence).findings[0].member == ShardId(0)
-    assert not isinstance(judge(evidence), Culprits)
+    assert isinstance(judge(refusal(4, refusal(3, refusal(2, large_buckets(None))))), RefitRejected)

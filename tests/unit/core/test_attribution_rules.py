@@ -8,7 +8,7 @@ import pytest
 
 from elastic_refit.core.attribution import attribute
 from elastic_refit.core.evidence import MemberEvidence
-from elastic_refit.core.ids import ShardId, TrainerId
+from elastic_refit.core.ids import Member, ShardId, TrainerId
 from elastic_refit.core.verdict import (
     ContextLost,
     CoordinatorIsolated,
@@ -98,7 +98,7 @@ def test_a_shard_that_died_with_a_trainer_is_in_the_trainers_verdict() -> None:
 def test_a_frozen_shard_is_named_by_its_silence() -> None:
     verdict = judge(but(large_buckets(None), 2, answered_ping=False))
     assert named(verdict) == {"shard[0]": 2}
-    assert "did not answer a ping within 2 s and 4 of 5 ranks did" in verdict.sentence
+    assert "did not answer a ping within 2 s and 4 of 5 ranks were heard" in verdict.sentence
 
 
 def test_two_frozen_shards_are_both_named() -> None:
@@ -226,6 +226,28 @@ def test_the_only_suspect_at_the_stalled_link_is_named(suspect: int) -> None:
     verdict = judge(stalled_link(), view(suspects=frozenset({ShardId(suspect)})))
     assert named(verdict) == {f"shard[{suspect}]": 4}
     assert "from rank 2 to rank 3" in verdict.sentence
+
+
+def wide(*members: Member) -> Chain:
+    """Two trainers, then shards of two ranks each; the link between the first two of them is stalled at bucket 2."""
+    beacons = (done(), sending(5, 2), sending(2, 4), receiving(2, 3), receiving(2, 5))
+    ranks = (0, 1, 2, 4, 6)
+    return {
+        rank: MemberEvidence(member, rank, answered_ping=True, beacon=beacon, width=2 if rank > 1 else 1)
+        for rank, member, beacon in zip(ranks, members, beacons, strict=True)
+    }
+
+
+def test_the_stalled_link_is_found_between_members_that_speak_for_several_ranks() -> None:
+    evidence, seen = wide(*MEMBERS), view(chain=tuple(range(8)))
+    verdict = judge(evidence, seen)
+    assert isinstance(verdict, LinkFault)
+    assert verdict.members == (ShardId(0), ShardId(1))
+    broken = judge(but(but(evidence, 4, testimony=lost(7)), 6, testimony=lost(5)), seen)
+    assert isinstance(broken, LinkFault)
+    assert broken.members == (ShardId(1), ShardId(2))
+    frozen = judge(but(evidence, 4, answered_ping=False, beacon=None), seen)
+    assert "6 of 8 ranks were heard" in frozen.sentence
 
 
 def test_without_known_links_the_only_suspect_that_has_not_completed_the_bucket_is_named() -> None:

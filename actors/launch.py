@@ -1,0 +1,95 @@
+"""How the driver makes each actor of a run: options, names and arguments in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from elastic_refit.actors.coordinator import RefitCoordinator, coordinator_options
+from elastic_refit.actors.ledger import ledger_actor
+from elastic_refit.actors.setup import ParticipantSetup
+from elastic_refit.actors.trainer import TrainerActor, trainer_options
+from elastic_refit.actors.vllm_shard import VllmShardActor, shard_options
+from elastic_refit.chaos import Fault
+from elastic_refit.config import RunConfig
+from elastic_refit.core.ids import Member, ShardId, TrainerId
+from elastic_refit.core.ledger_state import LedgerPolicy
+from elastic_refit.core.refit_state import RefitPolicy
+from elastic_refit.engines.registry import engine_environment
+from elastic_refit.errors import ConfigError
+
+__all__ = ["Launcher", "require_cpus"]
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """Starts actors of one run; none of its methods waits for them. ``folder`` is on the driver's node."""
+
+    config: RunConfig
+    run_id: str
+    folder: Path
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Ranks of each shard, by shard index."""
+        return tuple(self.config.fleet.widths or [1] * self.config.fleet.shards)
+
+    def ledger(self) -> ActorHandle:
+        policy = LedgerPolicy(min_healthy=self.config.fleet.min_healthy, **self.config.ledger.model_dump())
+        return ledger_actor(self.folder / "ledger.journal", run_id=self.run_id, policy=policy)
+
+    def coordinator(self, ledger: ActorHandle) -> ActorHandle:
+        """On the driver's node, where the incidents are kept."""
+        limits = self.config.deadlines.limits
+        policy = RefitPolicy(
+            limits,
+            max_recoveries=self.config.refit.max_recoveries_per_refit,
+            min_healthy=self.config.fleet.min_healthy,
+        )
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        actor = ray.remote(**coordinator_options())(RefitCoordinator)
+        return actor.options(name=f"coordinator {self.run_id}", scheduling_strategy=here).remote(
+            policy,
+            ledger,
+            ledger_s=limits.ledger_s,
+            widths=self.widths,
+            incident_folder=str(self.folder / "incidents"),
+        )
+
+    def trainer(self, trainer: TrainerId, kind: type[TrainerActor], arguments: Mapping[str, Any]) -> ActorHandle:
+        actor = ray.remote(**trainer_options(num_cpus=self.config.ray.cpus_per_trainer))(kind)
+        return actor.options(name=f"{trainer} {self.run_id}").remote(self._setup(trainer), **arguments)
+
+    def shard(self, shard: ShardId, model: str, faults: Sequence[Fault], fault_log: ActorHandle) -> ActorHandle:
+        engine = self.config.engine
+        actor = ray.remote(**shard_options(num_cpus=self.config.ray.cpus_per_shard))(VllmShardActor)
+        environment = {"env_vars": engine_environment(engine.kind)}
+        return actor.options(name=f"{shard} {self.run_id}", runtime_env=environment).remote(
+            self._setup(shard),
+            engine=engine.kind,
+            model=model,
+            engine_options=engine.options,
+            faults=faults,
+            fault_log=fault_log,
+        )
+
+    def _setup(self, member: Member) -> ParticipantSetup:
+        return ParticipantSetup(member, self.config.deadlines.limits, self.config.refit.bucket_bytes)
+
+
+def require_cpus(config: RunConfig) -> None:
+    """Raises ConfigError if the cluster has fewer free CPUs than the fleet asks for."""
+    needed = config.fleet.trainers * config.ray.cpus_per_trainer + config.fleet.shards * config.ray.cpus_per_shard
+    free = ray.available_resources().get("CPU", 0.0)
+    if free < needed:
+        raise ConfigError(
+            f"ray: {config.fleet.trainers} trainers and {config.fleet.shards} shards need {needed:g} CPUs and the "
+            f"cluster has {free:g} free; lower ray.cpus_per_shard and ray.cpus_per_trainer, or start fewer",
+            field="ray.num_cpus",
+        )

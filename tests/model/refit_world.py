@@ -15,8 +15,8 @@ from elastic_refit.core import events as ev
 from elastic_refit.core import ledger_queries
 from elastic_refit.core.evidence import Beacon, Testimony
 from elastic_refit.core.ids import Member, ShardId, TrainerId
-from elastic_refit.core.ledger import LedgerState, fold, new_ledger
-from elastic_refit.core.ledger_state import LedgerPolicy
+from elastic_refit.core.ledger import fold, new_ledger
+from elastic_refit.core.ledger_state import LedgerPolicy, LedgerState
 from elastic_refit.core.manifest import Manifest, TensorSpec, build_manifest
 from elastic_refit.core.messages import (
     Answer,
@@ -87,7 +87,8 @@ class Scenario:
     has_late_observer: bool = False
     victims: frozenset[Member] | None = None
     is_in_order: bool = False
-    """Members that are no victims answer a round in the order of their ranks; that spares most of a larger world."""
+    """Members that are no victims answer a round in the order of their ranks, and victims crash in that order: this
+    spares most of a larger world, and a smaller one is searched without it."""
     witnesses: frozenset[Member] | None = None
     """Whose calls may come back after the attempt was broken off, or report that it was; None: anybody's."""
 
@@ -95,6 +96,9 @@ class Scenario:
     def members(self) -> tuple[Member, ...]:
         shards = (ShardId(index) for index in range(self.num_shards))
         return (*(TrainerId(index) for index in range(self.num_trainers)), *shards)
+
+    def may_fail(self, member: Member) -> bool:
+        return self.victims is None or member in self.victims
 
     def policy(self) -> RefitPolicy:
         return RefitPolicy(LIMITS, self.max_recoveries, self.min_healthy, max_asks=2)
@@ -256,15 +260,15 @@ def _requests(world: World) -> Iterator[Move]:
 
 
 def _losses(world: World) -> Iterator[Move]:
-    victims = world.scenario.victims
-    for member in world.scenario.members:
-        if member in world.gone:
-            yield Move(f"notice {member}", Died(member, "exit"), {})
-        elif world.budget.crashes and (victims is None or member in victims):
-            budget = world.budget._replace(crashes=world.budget.crashes - 1)
-            yield Move(f"crash {member}", None, {"gone": world.gone | {member}, "budget": budget})
-    if world.budget.cuts:
-        yield Move("cut", None, {"budget": world.budget._replace(cuts=world.budget.cuts - 1)})
+    scenario, budget = world.scenario, world.budget
+    yield from (Move(f"notice {member}", Died(member, "exit"), {}) for member in world.gone)
+    left = [each for each in scenario.members if each not in world.gone and scenario.may_fail(each)]
+    if budget.crashes:
+        for member in left[:1] if scenario.is_in_order else left:
+            change = {"gone": world.gone | {member}, "budget": budget._replace(crashes=budget.crashes - 1)}
+            yield Move(f"crash {member}", None, change)
+    if budget.cuts:
+        yield Move("cut", None, {"budget": budget._replace(cuts=budget.cuts - 1)})
 
 
 def _answers(world: World, op: Op, member: Member) -> Iterator[Move]:
@@ -280,8 +284,8 @@ def _answers(world: World, op: Op, member: Member) -> Iterator[Move]:
     if member in world.gone:
         return
     is_interrupted = op is not world.running.round.op
-    can_be_victim = world.scenario.victims is None or member in world.scenario.victims
-    if world.budget.errors and can_be_victim:
+    can_fail = world.scenario.may_fail(member)
+    if world.budget.errors and can_fail:
         budget = world.budget._replace(errors=world.budget.errors - 1)
         yield says(Fault("E/1", "E: no"), "error", budget=budget)
     if op in ATTEMPT:
@@ -290,7 +294,7 @@ def _answers(world: World, op: Op, member: Member) -> Iterator[Move]:
             yield says(Testimony("aborted", None, "broken"), "aborted")
         if member in world.wedged or (is_interrupted and not (is_witness and _may_finish(op, member))):
             return
-        if world.budget.wedges and can_be_victim:
+        if world.budget.wedges and can_fail:
             budget = world.budget._replace(wedges=world.budget.wedges - 1)
             yield Move(f"wedge {member}", None, {"wedged": world.wedged | {member}, "budget": budget})
     for answer, label, change in _good_answers(world, op, member):

@@ -130,6 +130,16 @@ def test_a_refit_of_which_nobody_is_left_has_not_landed() -> None:
     assert outcome.error == "NoSurvivingShards"
 
 
+def test_a_death_and_an_error_are_weighed_without_waiting_for_a_deadline() -> None:
+    fleet = warm(num_shards=3)
+    fleet.plan("kill", S0, Op.TRANSFER)
+    fleet.plan("raise", S1, Op.TRANSFER)
+    fleet.begin(2)
+    while fleet.outcome is None:
+        assert not fleet.advance(), "a deadline passed"
+    assert names(fleet.outcome) == {"shard[0]": 1, "shard[1]": 1}
+
+
 # -- evidence that ripens, and an observer that is late
 
 
@@ -244,6 +254,15 @@ def test_a_refit_that_ends_before_it_was_opened_is_not_recorded_as_ended() -> No
     outcome = fleet.refit(1)
     assert isinstance(outcome, Ended)
     assert fleet.recorded(ev.RefitOpened) == fleet.recorded(ev.RefitEnded) == []
+
+
+def test_a_refit_that_ends_is_recorded_as_ended_and_the_group_as_broken() -> None:
+    fleet = warm(num_shards=3)
+    fleet.plan("kill", T1, Op.TRANSFER)
+    fleet.refit(2)
+    assert fleet.recorded(ev.RefitEnded) == [ev.RefitEnded(1, 2, "TrainerLost")]
+    assert fleet.ledger.refits.open is None
+    assert fleet.state.built is None
 
 
 def test_the_refit_after_an_end_builds_anew_and_carries_everybody() -> None:

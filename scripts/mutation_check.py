@@ -187,7 +187,7 @@ def _child(install: Callable[[], None], tests: list[str]) -> int:
     try:
         install()
         return int(pytest.main([*PYTEST, *tests]))
-    except BaseException:  # a mutant that cannot even be imported is noticed; the fork must end here either way
+    except BaseException:  # noqa: BLE001 - a mutant that cannot even be imported is noticed; the fork must end here either way
         return 1
 
 

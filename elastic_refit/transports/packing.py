@@ -142,7 +142,7 @@ def _dtype_name(tensor: torch.Tensor) -> str:
 
 
 def _checked_dtype(spec: TensorSpec) -> torch.dtype:
-    dtype = getattr(torch, spec.dtype, None)
+    dtype: object = getattr(torch, spec.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise PlanMismatch(f"{spec.name}: this torch has no dtype {spec.dtype!r}", tensor=spec.name)
     size = torch.Size(spec.shape).numel() * dtype.itemsize

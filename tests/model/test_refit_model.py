@@ -127,9 +127,7 @@ SCENARIOS = {
     "a deadline passes early, over two refits": Scenario(
         1, 2, num_refits=2, late=1, victims=only(S0), witnesses=only(S0), is_in_order=True
     ),
-    "two shards of three crash": Scenario(
-        1, 3, crashes=2, victims=only(S0, S1), witnesses=only(), is_in_order=True
-    ),
+    "two shards of three crash": Scenario(1, 3, crashes=2, victims=only(S0, S1), witnesses=only(), is_in_order=True),
     "two shards of three crash, and two recoveries are allowed": Scenario(
         1, 3, crashes=2, max_recoveries=2, victims=only(S0, S1), witnesses=only(), is_in_order=True
     ),
@@ -152,8 +150,15 @@ SCENARIOS = {
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_order_of_events_breaks_a_promise(name: str) -> None:
     import time
+
     began = time.process_time()
     explored = explore(SCENARIOS[name])
-    print(name, len(explored.worlds), sum(map(len, explored.edges)), time.process_time() - began, sorted(explored.outcomes))
+    print(
+        name,
+        len(explored.worlds),
+        sum(map(len, explored.edges)),
+        time.process_time() - began,
+        sorted(explored.outcomes),
+    )
     stuck = cycle(explored)
     assert not stuck, f"it may go on for ever: {explored.story(stuck[0])}"

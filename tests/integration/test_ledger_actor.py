@@ -14,7 +14,8 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from elastic_refit.actors.ledger import LedgerClient, ShardLedger, ledger_actor
+from elastic_refit.actors.ledger import ShardLedger, ledger_actor
+from elastic_refit.actors.ledger_client import LedgerClient
 from elastic_refit.core.events import (
     ActorDied,
     Entry,

@@ -204,6 +204,8 @@ class _Protocol(Turn):
             case Op.PROBE:
                 self._probed(event.observer_late_s)
             case Op.PING:
+                for member in current.waiting:
+                    self.know(member, answered_ping=False)
                 self._weigh(event.observer_late_s, final=True)
             case Op.SETTLE:
                 self._settled(event.observer_late_s)

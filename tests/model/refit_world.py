@@ -207,6 +207,15 @@ def moves(world: World) -> Iterator[Move]:
     yield from _deadlines(world)
 
 
+def _is_early(world: World) -> bool:
+    """Somebody would still have answered in time: all of a round of the attempt if nobody in it hangs, else anybody."""
+    current = world.running.round
+    hangs = world.gone | world.wedged if current.op in ATTEMPT else world.gone
+    if current.op is Op.FENCE:
+        return True
+    return not current.waiting & hangs if current.op in ATTEMPT else bool(current.waiting - hangs)
+
+
 def _not_yet(world: World) -> frozenset[Member]:
     """Who does not answer yet, because others do so first."""
     if not world.scenario.is_in_order:
@@ -218,7 +227,7 @@ def _not_yet(world: World) -> frozenset[Member]:
 def _deadlines(world: World) -> Iterator[Move]:
     run, budget = world.running, world.budget
     late_s = (0.0, LATE_S) if world.scenario.has_late_observer and run.round.op in ASKED_TWICE else (0.0,)
-    if any(True for member in run.round.waiting for _ in _answers(world, run.round.op, member)):
+    if _is_early(world):
         if budget.late == 0:
             return
         budget = budget._replace(late=budget.late and budget.late - 1)
@@ -296,7 +305,9 @@ def _may_finish(op: Op, member: Member) -> bool:
 def is_troubled(world: World) -> bool:
     """Something has happened for which a healthy member may see its group break."""
     cut = world.budget.cuts < world.scenario.cuts
-    return bool(world.gone or world.wedged or cut or world.running.interrupted)
+    group = world.running.membership
+    hang = [member for member in world.gone | world.wedged if group is not None and group.contains(member)]
+    return bool(hang or cut or world.running.interrupted)
 
 
 Good = tuple[Answer, str, dict[str, Any]]
@@ -393,6 +404,9 @@ def after(world: World, move: Move) -> tuple[World, tuple[Command, ...]]:
     world = world._replace(machine=machine)
     for command in commands:
         world = _obey(world, before, command)
+        if isinstance(command, Record) and isinstance(command.event, ev.Condemned):
+            is_late = isinstance(move.event, RoundTimedOut) and move.event.observer_late_s > 0
+            assert not is_late or command.event.rule != "2", "silence counts though the observer was late"
     _check(world, commands)
     return world, commands
 
@@ -487,6 +501,9 @@ def _check_outcome(world: World, before: Running | None, outcome: Landed | Ended
         return
     assert outcome.error == "RefitRejected" or named == world.seen.condemned
     assert outcome.sentence
+    if outcome.error == "UnattributedHang" and not world.scenario.has_late_observer:
+        unheard = [known.member for known in outcome.evidence if not known.answered_ping]
+        assert not unheard, f"nobody is named, and {unheard} had not answered"
     ended = before if before is not None and before.ending is not None else None
     settled = ended.settled if ended is not None else {}
     assert not [shard for shard in serving & set(settled) if held(world, shard).serving is None], "serves a mixture"

@@ -120,6 +120,11 @@ class Fleet:
     def serving(self) -> tuple[ShardId, ...]:
         return self.ledger.serving()
 
+    def struck(self) -> tuple[str, ...]:
+        """Every fault of the run that struck, by its own record."""
+        struck: tuple[str, ...] = ray.get(self._coordinator.struck.remote(), timeout=self._limits.ledger_s)
+        return struck
+
     def close(self) -> None:
         """End every actor of the run and prove it, frozen ones included. Idempotent; bounded."""
         if self._supervisor is not None:

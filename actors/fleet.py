@@ -112,8 +112,8 @@ class Fleet:
         try:
             return _wait(task, limit_s, while_waiting)
         except RayTaskError as error:
-            known = error.as_instanceof_cause()
-            raise known if isinstance(known, ElasticRefitError) else error from None
+            own = error.cause  # Ray's wrapper has a type of its own, which nobody could match by name
+            raise own if isinstance(own, ElasticRefitError) else error from None
         except (GetTimeoutError, RayActorError) as error:
             raise CoordinatorLost(f"refit v{version}: the coordinator is gone or silent: {error}") from None
 

@@ -411,7 +411,8 @@ class _Protocol(Turn):
         run, shards = self.running, self.surviving_shards()
         start = 0
         if run.manifest is not None and not run.rolls_back:
-            start = 1 + min(run.manifest.num_buckets - 1, *(run.settled[shard].applied_through for shard in shards))
+            lowest = min(run.settled[shard].applied_through for shard in shards)
+            start = 1 + max(-1, min(lowest, run.manifest.num_buckets - 1))
         self.change(start_bucket=start)
         self._open_epoch(self._plan(shards))
 

@@ -15,8 +15,8 @@ from elastic_refit.core import events as ev
 from elastic_refit.core import ledger_queries
 from elastic_refit.core.evidence import Beacon, Testimony
 from elastic_refit.core.ids import Member, ShardId, TrainerId
-from elastic_refit.core.ledger import LedgerState, fold, new_ledger
-from elastic_refit.core.ledger_state import LedgerPolicy
+from elastic_refit.core.ledger import fold, new_ledger
+from elastic_refit.core.ledger_state import LedgerPolicy, LedgerState
 from elastic_refit.core.manifest import Manifest, TensorSpec, build_manifest
 from elastic_refit.core.messages import (
     Answer,

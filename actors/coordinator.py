@@ -79,11 +79,13 @@ class RefitCoordinator:
         """
         began = time.monotonic()
         shell = RefitShell(self._state, self._members, record=self._record, node=self._node)
-        self._strikes.clear()
+        before = len(self._strikes)
         outcome = shell.run(RefitRequested(version, self._fleet()))
         self._state = shell.state
-        shell.clock.struck = self._strikes[0][0] if self._strikes else None
-        incident = self._incident(shell.clock, outcome, version) if shell.clock.began is not None else None
+        strikes = self._strikes[before:]
+        shell.clock.struck = strikes[0][0] if strikes else None
+        injected = tuple(str(record.fault) for _, record in strikes)
+        incident = self._incident(shell.clock, outcome, version, injected) if shell.clock.began is not None else None
         if isinstance(outcome, Ended):
             raise _error(outcome, incident)
         manifest = outcome.manifest
@@ -104,6 +106,11 @@ class RefitCoordinator:
         self._strikes.append((time.monotonic(), record))
         logger.warning("fault_struck", extra={"fault": str(record.fault), "pid": record.pid})
 
+    @ray.method(concurrency_group="control")
+    def struck(self) -> tuple[str, ...]:
+        """Every fault that struck so far, in the order of their records."""
+        return tuple(str(record.fault) for _, record in self._strikes)
+
     def _fleet(self) -> Fleet:
         trainers = sum(isinstance(member, TrainerId) for member in self._members)
         ledger = self._ledger.state()
@@ -114,7 +121,9 @@ class RefitCoordinator:
         for ack in self._ledger.record(event).rejected:
             logger.error("event_rejected", extra={"event": repr(event), "reason": ack.reason})
 
-    def _incident(self, clock: IncidentClock, outcome: Landed | Ended, version: int) -> Incident:
+    def _incident(
+        self, clock: IncidentClock, outcome: Landed | Ended, version: int, injected: tuple[str, ...]
+    ) -> Incident:
         self._incidents += 1
         seconds = clock.close()
         incident = Incident(
@@ -128,7 +137,7 @@ class RefitCoordinator:
             findings=outcome.findings,
             evidence=outcome.evidence if isinstance(outcome, Ended) else clock.evidence,
             resent_buckets=outcome.resent_buckets if isinstance(outcome, Landed) else 0,
-            injected=tuple(str(record.fault) for _, record in self._strikes),
+            injected=injected,
             error=outcome.error if isinstance(outcome, Ended) else None,
         )
         return write_incident(incident, self._incident_folder)

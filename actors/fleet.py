@@ -112,13 +112,18 @@ class Fleet:
         try:
             return _wait(task, limit_s, while_waiting)
         except RayTaskError as error:
-            known = error.as_instanceof_cause()
-            raise known if isinstance(known, ElasticRefitError) else error from None
+            own = error.cause  # Ray's wrapper has a type of its own, which nobody could match by name
+            raise own if isinstance(own, ElasticRefitError) else error from None
         except (GetTimeoutError, RayActorError) as error:
             raise CoordinatorLost(f"refit v{version}: the coordinator is gone or silent: {error}") from None
 
     def serving(self) -> tuple[ShardId, ...]:
         return self.ledger.serving()
+
+    def struck(self) -> tuple[str, ...]:
+        """Every fault of the run that struck, by its own record."""
+        struck: tuple[str, ...] = ray.get(self._coordinator.struck.remote(), timeout=self._limits.ledger_s)
+        return struck
 
     def close(self) -> None:
         """End every actor of the run and prove it, frozen ones included. Idempotent; bounded."""

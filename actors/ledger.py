@@ -1,10 +1,10 @@
-"""The ledger as an actor. Everybody else talks to it through a ``LedgerClient``.
+"""The ledger as an actor; :mod:`elastic_refit.actors.ledger_client` is how everybody else talks to it.
 
 The actor keeps its journal on the disk of its node and is pinned there: elsewhere it would find no journal, and begin
 a run that knows nobody. Ray restarts it when it dies; it replays, and is the ledger that died. Calls that were on
-their way are repeated by Ray, and calls that timed out by the client, under the same numbers: they apply once.
+their way are repeated by Ray, and their entries apply once.
 
-What must never happen here: an entry that is applied before it is on disk; two writers with one name and incarnation.
+What must never happen here: an entry that is applied before it is on disk.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ShardLedger:
     def __init__(self, journal_path: str, run_id: str, policy: LedgerPolicy) -> None:
         self._journal: Journal = open_journal(Path(journal_path), run_id=run_id, policy=policy)
         self._state: LedgerState = self._journal.recovery.state
-        self._base_bytes = self._journal.size_bytes
+        self._compact_at_bytes = COMPACT_BYTES
 
     def record(self, entries: tuple[Entry, ...]) -> Receipt:
         """Journal and apply what was not applied before. Idempotent.
@@ -80,13 +80,13 @@ class ShardLedger:
 
     def _compact_when_due(self) -> None:
         """What was recorded is kept whether this works or not; after a failure it waits for as many bytes again."""
-        if self._journal.size_bytes - self._base_bytes <= COMPACT_BYTES:
+        if self._journal.grown_bytes <= self._compact_at_bytes:
             return
         try:
             self._journal.compact(self._state)
         except JournalError as error:
             logger.warning("journal_compaction_failed", extra={"reason": error.message})
-        self._base_bytes = self._journal.size_bytes
+        self._compact_at_bytes = self._journal.grown_bytes + COMPACT_BYTES
 
     def state(self) -> LedgerState:
         return self._state

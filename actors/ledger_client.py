@@ -1,6 +1,7 @@
-"""The typed client of the ledger: numbers its writer's events, so that a call that is repeated applies once.
+"""The typed client of the ledger actor: it numbers what it says, and waits for no answer longer than ``ledger_s``.
 
-What must never happen here: two writers with one name and incarnation; an event lost because the ledger was away.
+What must never happen here: two writers with one name and incarnation, whose events would be taken for repetitions of
+each other; an event that is lost because the ledger was away for a moment.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ class ProgressRecorder:
         self.phase = "preparing"
         self.communicator: _Waiting | None = None
         self._waiting: WaitingOn = "none"
+        self._held: tuple[WaitingOn, int | None] | None = None
         self._clock = clock
         self._ticked = clock()
 
@@ -39,14 +40,23 @@ class ProgressRecorder:
 
     def enter(self, phase: str, *, waiting_on: WaitingOn = "none") -> None:
         """Say what the rank does from here on; entering a phase is progress."""
-        self.phase, self._waiting = phase, waiting_on
+        self.phase, self._waiting, self._held = phase, waiting_on, None
         self.tick()
+
+    def begin_refit(self, applied: int = -1) -> None:
+        """A refit begins in the group that is joined: the cursors of the one before it are over."""
+        self.entered = self.completed = -1
+        self.applied = applied
+
+    def hold(self) -> None:
+        """The work is about to be broken off: keep what it waits for and the age of its tick; they are the evidence."""
+        if self._held is None:
+            self._held = self._waits()
+        self.phase = "aborted"
 
     def beacon(self) -> Beacon:
         """The present cursors; ``tick_age_s`` counts from the last progress."""
-        waiting, peer = self._waiting, None
-        if self.communicator is not None and self.phase in {"joining", "in_collective"}:
-            waiting, peer = self.communicator.waiting_on
+        waiting, peer = self._held or self._waits()
         return Beacon(
             epoch=self.epoch,
             entered=self.entered,
@@ -57,3 +67,8 @@ class ProgressRecorder:
             phase=self.phase,
             tick_age_s=max(0.0, self._clock() - self._ticked),
         )
+
+    def _waits(self) -> tuple[WaitingOn, int | None]:
+        if self.communicator is not None and self.phase in {"joining", "in_collective"}:
+            return self.communicator.waiting_on
+        return self._waiting, None

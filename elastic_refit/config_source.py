@@ -106,7 +106,8 @@ def _complaint(error: ErrorDetails, dotted: str, model: type[BaseModel]) -> str:
         case "missing":
             return f"{dotted} is required"
         case "value_error":
-            return f"{dotted}: {error['ctx']['error']}" if dotted else str(error["ctx"]["error"])
+            why = error.get("ctx", {}).get("error")
+            return f"{dotted}: {why}" if dotted else str(why)
         case "invalid_key":
             return f"{dotted} is a setting's name and must be text"
         case "model_type" | "dict_type":

@@ -48,6 +48,8 @@ class Recovery:
     run_id: str
     state: LedgerState
     num_entries: int
+    base_bytes: int
+    """Up to the end of the first line, which holds the base."""
     size_bytes: int
     """Up to the end of the last whole line."""
     torn_bytes: int
@@ -62,10 +64,16 @@ class Journal:
         self.path = path
         self.recovery = read
         self.size_bytes = read.size_bytes
+        self._base_bytes = read.base_bytes
         self._file = file
         self._lock = lock
         self._checksum = read.checksum
         self._broken: str | None = None
+
+    @property
+    def grown_bytes(self) -> int:
+        """Size of all entries since the base: what opening it again has to replay."""
+        return self.size_bytes - self._base_bytes
 
     def append(self, entries: Iterable[Entry]) -> None:
         """Keep ``entries``; they are on disk when this returns. All of them or none: a failed write is taken back.
@@ -110,7 +118,8 @@ class Journal:
             self._broken = f"compaction did not end: {error}"
             raise JournalError(f"{self.path}: {self._broken}") from error
         self._file.close()
-        self._file, self.size_bytes, self._checksum = file, size_bytes, checksum
+        self._file, self._checksum = file, checksum
+        self.size_bytes = self._base_bytes = size_bytes
 
     def close(self) -> None:
         """Let another process have it. Idempotent."""
@@ -169,9 +178,18 @@ def read_journal(path: Path) -> Recovery:
         lines = _Lines(path, file)
         header = lines.header()
         state = _base(path, header)
+        base_bytes = lines.size_bytes
         for entry in lines.entries():
             state = apply(state, entry)
-        return Recovery(header["run_id"], state, lines.number - 1, lines.size_bytes, lines.torn_bytes, lines.checksum)
+        return Recovery(
+            run_id=header["run_id"],
+            state=state,
+            num_entries=lines.number - 1,
+            base_bytes=base_bytes,
+            size_bytes=lines.size_bytes,
+            torn_bytes=lines.torn_bytes,
+            checksum=lines.checksum,
+        )
 
 
 class _Lines:

@@ -10,11 +10,12 @@ fault, ``serving_version`` naming weights that are not whole.
 
 from __future__ import annotations
 
-import hashlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_refit.beacon import ProgressRecorder
@@ -53,7 +54,7 @@ from elastic_refit.errors import (
 )
 from elastic_refit.transports.base import OpenUpdate, PinnedVersion, RankContext, WeightSource, WeightTransport
 from elastic_refit.transports.packing import BucketUnpacker
-from elastic_refit.watchdog import Armed, RefitAbortWatchdog
+from elastic_refit.watchdog import Abortable, Armed, RefitAbortWatchdog
 
 if TYPE_CHECKING:
     import torch
@@ -112,9 +113,7 @@ class RefitParticipant:
         """
         began = time.monotonic()
         self._watchdog.order_abort(order.epoch, order.reason)
-        for target in (self._pending, self._communicator):
-            if target is not None:
-                target.abort(order.reason)
+        self._break_group(order.reason)
         with self._idle:
             left = self._idle.wait_for(lambda: self._working == 0, timeout=self._deadlines.settle_s * 0.9)
         if not left:
@@ -194,21 +193,24 @@ class RefitParticipant:
         )
         limit = self._deadlines.join_s
         with self._watchdog.armed(epoch=order.epoch, abort_s=limit, hard_s=limit) as armed:
-            armed.hand_over(pending)
+            armed.hand_over(_Breakable(pending, self._progress))
+            self._progress.entered = -1
             self._communicator = pending.join(group, timeout_s=limit)
         self._progress.communicator = self._communicator
-        self._progress.entered = self._progress.completed = -1
+        self._progress.completed = -1
         return Done()
 
     def _pin(self, order: ReadyOrder, source: WeightSource, bucket_bytes: int) -> Answer:
         self._require(order.epoch)
         if self._pinned is None or self._pinned.version != order.version:
             self._pinned = PinnedVersion.of(order.version, source, bucket_bytes)
+        self._progress.begin_refit()
         self._transport.pack_first(self._pinned, order.start_bucket)
         return Ready(self._pinned.manifest)
 
     def _pause(self, order: ReadyOrder, pause: Callable[[], None]) -> Answer:
         self._require(order.epoch)
+        self._progress.begin_refit()
         pause()
         return Done()
 
@@ -222,6 +224,7 @@ class RefitParticipant:
     def _receive(self, order: TransferOrder, receiver: WeightReceiver) -> Answer:
         self._reached(order.version, "before")
         update = self._open_update(order)
+        self._progress.applied = update.applied_through
         if update.applied_through + 1 < order.start_bucket:
             raise PlanMismatch(
                 f"{self.member} holds {update.applied_through + 1} buckets; the retry begins at {order.start_bucket}"
@@ -274,7 +277,7 @@ class RefitParticipant:
         limits = self._deadlines
         hard_s = max(limits.hard_s, limits.abort_s)
         with self._watchdog.armed(epoch=order.epoch, abort_s=limits.abort_s, hard_s=hard_s) as armed:
-            armed.hand_over(communicator)
+            armed.hand_over(_Breakable(communicator, self._progress))
             yield RankContext(
                 communicator, self._progress, self._ticker(armed), lambda phase: self._reached(order.version, phase)
             )
@@ -297,19 +300,26 @@ class RefitParticipant:
             answer = action()
             self._progress.enter("done")
             return answer
-        except CommunicatorError as error:
+        except (CommunicatorError, StaleEpoch) as error:
             self._break_group(str(error))
             return _testimony(error)
         except Exception as error:  # noqa: BLE001 - whatever a member's own fault is, it is evidence
             self._break_group(str(error))
-            return _fault(error)
+            return self._fault(error)
         finally:
             with self._idle:
                 self._working -= 1
                 self._idle.notify_all()
 
+    def _fault(self, error: Exception) -> Fault:
+        """Equal causes have equal signatures on every shard, so neither its name nor its numbers are in them."""
+        kind = type(error).__name__
+        cause = re.sub(r"\d+", "#", str(error).replace(str(self.member), "?"))
+        return Fault(f"{kind}: {cause}", f"{kind}: {error}")
+
     def _break_group(self, reason: str) -> None:
-        self._progress.phase = "aborted"  # no tick: the age of the last progress is evidence
+        if self._working:
+            self._progress.hold()
         for target in (self._pending, self._communicator):
             if target is not None:
                 target.abort(reason)
@@ -356,13 +366,20 @@ class _Gate(WeightReceiver):
         self._receiver.rollback()
 
 
-def _testimony(error: CommunicatorError) -> Testimony:
+@dataclass(frozen=True, slots=True)
+class _Breakable:
+    """What the watchdog is handed: it keeps what the rank waits for before that is over."""
+
+    target: Abortable
+    progress: ProgressRecorder
+
+    def abort(self, reason: str) -> None:
+        self.progress.hold()
+        self.target.abort(reason)
+
+
+def _testimony(error: CommunicatorError | StaleEpoch) -> Testimony:
+    """An order that is too late, or a group that broke, is nobody's own fault."""
     if isinstance(error, PeerLost):
         return Testimony("peer_lost", error.fields.get("peer"), str(error))
     return Testimony("aborted", None, str(error))
-
-
-def _fault(error: Exception) -> Fault:
-    kind = type(error).__name__
-    digest = hashlib.blake2b(f"{kind}:{error}".encode(), digest_size=6).hexdigest()
-    return Fault(f"{kind}/{digest}", f"{kind}: {error}")

@@ -30,7 +30,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CORE = "elastic_refit.core"
 MUTANT_TIMEOUT_S = 120
-PYTEST = ("-x", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={ROOT}")
+PYTEST = (
+    *("-x", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin"),
+    *("-c", os.devnull, f"--rootdir={ROOT}"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +190,7 @@ def _child(install: Callable[[], None], tests: list[str]) -> int:
     try:
         install()
         return int(pytest.main([*PYTEST, *tests]))
-    except BaseException:  # a mutant that cannot even be imported is noticed; the fork must end here either way
+    except BaseException:  # noqa: BLE001 - a mutant that cannot even be imported is noticed; the fork must end here either way
         return 1
 
 

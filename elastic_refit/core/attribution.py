@@ -109,11 +109,11 @@ class _Case:
 
     @cached_property
     def silent(self) -> frozenset[int]:
-        """Ranks that were asked and gave no sign of life; how the dead are silent is no question."""
+        """Ranks that were asked and gave no sign of life."""
         return frozenset(
             each.rank
             for each in self.ranks
-            if each.died is None and each.answered_ping is False and not each.answered_abort and not self._beats(each)
+            if each.answered_ping is False and not each.answered_abort and not self._beats(each)
         )
 
     @cached_property
@@ -155,7 +155,7 @@ def _spoke(each: MemberEvidence) -> bool:
 
 
 def _findings(case: _Case) -> tuple[Finding, ...]:
-    """Whom rules 1 to 3 name; a member once, by the first rule that does."""
+    """Whom rules 1 to 3 name; a member once, by the first rule that does: the dead are silent and behind as well."""
     named: dict[Member, Finding] = {}
     rules: tuple[Callable[[_Case, MemberEvidence], str | None], ...] = (_own_fault, _silence, _lag)
     for number, rule in enumerate(rules, start=1):
@@ -186,7 +186,7 @@ def _own_fault(case: _Case, each: MemberEvidence) -> str | None:
 def _silence(case: _Case, each: MemberEvidence) -> str | None:
     """Counts only if the observer was on time and somebody else answered the same question."""
     limits = case.view.deadlines
-    if each.died is not None or case.is_observer_late:
+    if case.is_observer_late:
         return None
     if each.rank in case.silent and case.heard:
         others = case.share(case.heard)
@@ -214,7 +214,7 @@ def _lag(case: _Case, each: MemberEvidence) -> str | None:
 def _overdue_s(case: _Case, each: MemberEvidence) -> float | None:
     """By how much a rank has overstayed work of its own that others wait for; None if it owes nobody anything."""
     beacon = case.cursors.get(each.rank)
-    if beacon is None or each.died is not None or each.testimony is not None or each.rank in case.silent:
+    if beacon is None or each.testimony is not None or each.rank in case.silent:
         return None
     if beacon.phase == "done" or _waits_on_peer(case, beacon) or not _is_behind(case, each.member, beacon):
         return None

@@ -19,7 +19,6 @@ __all__ = ["BandwidthEstimate", "Deadlines", "check", "derive_deadlines"]
 _LEDGER_CALLS_PER_ATTEMPT = 4
 """The coordinator asks who is absent, opens the epoch, opens the refit, and records how it ended."""
 
-
 _REACTION = ("evidence_s", "fence_s", "order_s")
 _COVERS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("evidence_s", ("ping_s",), "the evidence round waits for the answers to its pings"),

@@ -30,9 +30,12 @@ def obey(draft: Draft, event: ev.ShardEvent) -> Refusal | None:
         return _registered(draft, known, event)
     if known is None:
         return Refusal(f"{event.shard} was never registered", is_illegal=True)
-    if not isinstance(event, ev.Restarting) and event.shard != known.id:
-        is_late_sight = isinstance(event, _OBSERVATIONS) and event.shard.incarnation < known.id.incarnation
-        return Refusal(f"{event.shard} is not {known.id}, who holds the seat", is_illegal=not is_late_sight)
+    if not isinstance(event, ev.Restarting):
+        if event.shard.incarnation > known.id.incarnation:
+            return Refusal(f"{event.shard} is yet to come: {known.id} holds the seat", is_illegal=True)
+        if event.shard != known.id:
+            reason = f"{event.shard} is gone: {known.id} holds the seat"
+            return Refusal(reason, is_illegal=not isinstance(event, _OBSERVATIONS))
     step = _RULES[type(event)](draft, known, event)
     return step if isinstance(step, Refusal) else draft.take(known, step)
 

@@ -173,8 +173,7 @@ def should_rebuild(desired: Membership, built: Membership | None, *, force: bool
 
 
 def _identities(membership: Membership) -> set[tuple[Member, int]]:
-    shards = {(slot.id, slot.width) for slot in membership.shards}
-    return shards | {(trainer, 1) for trainer in membership.trainers}
+    return {(member, len(membership.ranks(member))) for member in membership.members}
 
 
 def _trainers(count: int) -> tuple[TrainerId, ...]:

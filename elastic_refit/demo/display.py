@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -72,10 +74,16 @@ class Display:
         for incident in result.incidents:
             stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in incident.seconds.items())
             self.say(f"{incident.id}: {incident.sentence}.")
-            self.say(f"  seconds: {stages}; total {incident.total_s:.3f}")
+            self.say(f"  seconds: {stages}; total {incident.total_s:.3f}{_in_refits(incident, result)}")
             self.say(f"  record: {incident.path}")
         for sentence in result.broken:
             self.say(f"BROKEN PROMISE: {sentence}")
+
+
+def _in_refits(incident: Incident, result: DemoResult) -> str:
+    """What the incident cost, in refits of this run that had none."""
+    normal = [row.seconds for row in result.steps if row.incident is None]
+    return f", {incident.total_s / median(normal):.1f} times a refit without a fault" if normal else ""
 
 
 def _table(result: DemoResult) -> Table:

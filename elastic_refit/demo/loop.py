@@ -68,6 +68,7 @@ class Loop:
         try:
             self._load(fleet)
             self._steps(fleet, result)
+            result.broken = broken_promises(result, self.faults, fleet.struck())
         except ElasticRefitError as error:
             result.error = f"{type(error).__name__}: {error}"
             incident = error.fields.get("incident")
@@ -75,8 +76,6 @@ class Loop:
                 result.incidents.append(incident)
         finally:
             fleet.close()
-        if result.error is None:
-            result.broken = broken_promises(result, self.faults)
         return result
 
     def _load(self, fleet: Fleet) -> None:

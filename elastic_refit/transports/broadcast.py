@@ -81,6 +81,7 @@ class BroadcastTransport(WeightTransport):
         scratch = self._buffers[0]
         for bucket in range(order.start_bucket, order.manifest.num_buckets):
             layout = order.manifest.buckets[bucket]
+            context.progress.enter("packing", waiting_on="source")
             pinned.source.materialize([order.manifest.tensors[piece.tensor].name for piece in layout.pieces])
             context.progress.enter("in_collective")
             context.progress.entered = bucket

@@ -7,7 +7,7 @@ memory with a buffer somebody writes to again, a bucket taken twice or out of or
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
@@ -142,7 +142,7 @@ def _dtype_name(tensor: torch.Tensor) -> str:
 
 
 def _checked_dtype(spec: TensorSpec) -> torch.dtype:
-    dtype = getattr(torch, spec.dtype, None)
+    dtype: Any = getattr(torch, spec.dtype, None)  # whatever torch calls by this name
     if not isinstance(dtype, torch.dtype):
         raise PlanMismatch(f"{spec.name}: this torch has no dtype {spec.dtype!r}", tensor=spec.name)
     size = torch.Size(spec.shape).numel() * dtype.itemsize

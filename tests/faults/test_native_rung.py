@@ -15,7 +15,9 @@ from elastic_refit.watchdog import STACK_DUMP_SIGNAL
 
 DEADLINE_S = 60
 
-HOLD_GIL = "import ctypes; ctypes.PyDLL(None).sleep(600)"
+HOLD_GIL = """import ctypes
+    while True:  # a signal ends the sleep of C
+        ctypes.PyDLL(None).sleep(600)"""
 """PyDLL calls with the GIL held, so no other Python thread of the process runs."""
 LET_GIL_GO = "import time; time.sleep(600)"
 

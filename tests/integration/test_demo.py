@@ -26,12 +26,15 @@ def test_two_kills_at_different_steps_are_two_recovered_incidents(tmp_path: Path
     assert run.left == ()
 
 
-def test_a_frozen_shard_is_named_by_its_silence_and_the_run_goes_on(tmp_path: Path) -> None:
-    run = run_demo(tmp_path, "--engine", "torch", "--steps", "2", "--freeze", "1@1:bucket:2")
+def test_a_frozen_shard_is_named_by_its_silence_and_one_that_dies_between_refits_needs_no_verdict(
+    tmp_path: Path,
+) -> None:
+    faults = ("--freeze", "1@1:bucket:2", "--kill", "0@3:idle")
+    run = run_demo(tmp_path, "--engine", "torch", "--steps", "3", *faults)
     assert run.exit_code == 0, run.output
     (incident,) = run.result["incidents"]
-    assert (incident["names"], incident["rule"]) == (["shard[1]"], 2)
-    assert column(run.result, "world_size") == [4, 4]
+    assert (incident["names"], incident["rule"], incident["version"]) == (["shard[1]"], 2, 1)
+    assert column(run.result, "world_size") == [4, 4, 3]
     assert_adds_up(incident)
     assert_proved(run.result)
     assert run.left == ()
@@ -46,13 +49,4 @@ def test_the_loss_of_the_only_shard_ends_the_run_with_one_sentence(tmp_path: Pat
     (incident,) = run.result["incidents"]
     assert (incident["names"], incident["error"]) == (["shard[0]"], "NoSurvivingShards")
     assert "Traceback" not in run.output
-    assert run.left == ()
-
-
-def test_a_shard_that_dies_between_refits_is_left_out_without_an_incident(tmp_path: Path) -> None:
-    run = run_demo(tmp_path, "--engine", "torch", "--steps", "2", "--kill", "1@2:idle")
-    assert run.exit_code == 0, run.output
-    assert run.result["incidents"] == []
-    assert column(run.result, "world_size") == [5, 4]
-    assert_proved(run.result)
     assert run.left == ()

@@ -14,10 +14,12 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.ray, pytest.mark.faults]
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["loading", "step 1:"])
+SMALL = ("--engine", "torch", "--shards", "1", "--trainers", "1", "--steps", "50")
+
+
+@pytest.mark.parametrize(("moment", "sent"), [("loading", signal.SIGINT), ("step 1:", signal.SIGTERM)])
 def test_an_interrupt_leaves_no_process_behind(moment: str, sent: signal.Signals) -> None:
-    with started("demo", "--engine", "torch", "--steps", "50") as (process, mark):
+    with started("demo", *SMALL) as (process, mark):
         _read_until(process, moment)
         process.send_signal(sent)
         output, _ = process.communicate(timeout=90)
@@ -27,7 +29,7 @@ def test_an_interrupt_leaves_no_process_behind(moment: str, sent: signal.Signals
 
 
 def test_an_interrupt_while_ray_starts_leaves_no_process_behind() -> None:
-    with started("demo", "--engine", "torch") as (process, mark):
+    with started("demo", *SMALL) as (process, mark):
         wait_until(lambda: len(list(processes_of(mark))) > 1, timeout_s=60)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=90)
@@ -36,7 +38,7 @@ def test_an_interrupt_while_ray_starts_leaves_no_process_behind() -> None:
 
 
 def test_the_end_of_a_killed_driver_is_the_end_of_its_processes() -> None:
-    with started("demo", "--engine", "torch", "--steps", "50") as (process, mark):
+    with started("demo", *SMALL) as (process, mark):
         _read_until(process, "step 1:")
         process.kill()
         process.wait()

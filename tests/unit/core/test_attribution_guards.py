@@ -155,6 +155,12 @@ def test_any_sign_of_life_of_another_rank_makes_a_silence_count(sign: dict[str, 
     assert named(judge(but(evidence, 3, **sign))) == {"shard[0]": 2}
 
 
+def test_an_error_of_its_own_is_a_sign_of_life_too() -> None:
+    nobody_asked = {rank: replace(each, answered_ping=None, beacon=None) for rank, each in stalled_link().items()}
+    evidence = but(but(nobody_asked, 2, answered_ping=False), 3, fault="ValueError: x")
+    assert named(judge(evidence)) == {"shard[0]": 2, "shard[1]": 1}
+
+
 def test_who_was_not_asked_is_not_silent() -> None:
     evidence = but(but(stalled_link(), 2, answered_ping=None, beacon=None), 3, answered_ping=None, beacon=None)
     assert isinstance(judge(evidence), Unattributed)
@@ -396,41 +402,46 @@ def test_a_rank_that_waits_for_a_later_bucket_is_not_at_the_stalled_link() -> No
 # -- the weights or the shard
 
 
+def untaken() -> Chain:
+    """No shard has got as far as bucket 1 in its engine."""
+    return chain(done(), sending(5, 2), receiving(1, 1), receiving(1, 2), receiving(1, 3))
+
+
 def refusal(rank: int, base: Chain, *, bucket: int = 1, fault: str = "ValueError: shape") -> Chain:
     return but(base, rank, fault=fault, beacon=through(bucket - 1, "aborted"))
 
 
 def test_one_shard_that_raises_alone_is_named_and_not_the_weights() -> None:
-    assert named(judge(refusal(2, but(large_buckets(None), 3, beacon=receiving(1, 2))))) == {"shard[0]": 1}
+    assert named(judge(refusal(2, untaken()))) == {"shard[0]": 1}
 
 
 def test_different_errors_are_not_the_weights() -> None:
-    evidence = refusal(3, refusal(2, large_buckets(None)), fault="RuntimeError: out of memory")
+    evidence = refusal(3, refusal(2, untaken()), fault="RuntimeError: out of memory")
     assert named(judge(evidence)) == {"shard[0]": 1, "shard[1]": 1}
 
 
 def test_the_same_error_at_different_buckets_is_not_the_weights() -> None:
-    evidence = refusal(3, refusal(2, large_buckets(None)), bucket=2)
+    evidence = refusal(3, refusal(2, untaken()), bucket=2)
     assert named(judge(evidence)) == {"shard[0]": 1, "shard[1]": 1}
 
 
 @pytest.mark.parametrize("beacon", [receiving(2, 3), applying(2, 1.0), None])
 def test_a_shard_that_took_the_bucket_or_might_have_saves_the_weights(beacon: Beacon | None) -> None:
-    evidence = but(refusal(3, refusal(2, large_buckets(None))), 4, beacon=beacon)
+    evidence = but(refusal(3, refusal(2, untaken())), 4, beacon=beacon)
     assert named(judge(evidence)) == {"shard[0]": 1, "shard[1]": 1}
 
 
 def test_a_trainer_with_the_same_error_ends_the_run_as_a_trainer() -> None:
-    evidence = refusal(1, refusal(3, refusal(2, large_buckets(None))))
+    evidence = refusal(1, refusal(3, refusal(2, untaken())))
     verdict = judge(evidence)
     assert isinstance(verdict, TrainerFault)
     assert verdict.trainers == (TrainerId(1),)
 
 
 def test_two_ranks_of_one_shard_are_one_shard_that_raised() -> None:
-    evidence = but(refusal(3, refusal(2, large_buckets(None))), 3, member=ShardId(0))
+    evidence = but(refusal(3, refusal(2, untaken())), 3, member=ShardId(0))
     assert named(judge(evidence)) == {"shard[0]": 1}
 
 
 def test_a_trainer_that_refuses_nothing_says_nothing_about_the_weights() -> None:
-    assert isinstance(judge(refusal(4, refusal(3, refusal(2, large_buckets(None))))), RefitRejected)
+    assert isinstance(judge(refusal(4, refusal(3, refusal(2, untaken())))), RefitRejected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -130,8 +131,7 @@ def test_a_shard_that_does_not_answer_the_abort_order_is_named_by_rule_2() -> No
 
 
 @pytest.mark.parametrize("around", [small_buckets, large_buckets])
-def test_a_shard_wedged_while_applying_is_named_and_ranks_past_it_are_not(around: object) -> None:
-    assert callable(around)
+def test_a_shard_wedged_while_applying_is_named_and_ranks_past_it_are_not(around: Callable[..., Chain]) -> None:
     verdict = judge(around(applying(2, 12.5)))
     assert named(verdict) == {"shard[0]": 3}
     assert "no progress in applying for 12.5 s, 1.5 s over its limit" in verdict.sentence

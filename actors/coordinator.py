@@ -18,6 +18,7 @@ from elastic_refit.core.events import Event as LedgerEvent
 from elastic_refit.core.ids import Member, TrainerId
 from elastic_refit.core.refit_state import Ended, Fleet, Landed, RefitPolicy, RefitRequested, RefitState
 from elastic_refit.incident import Incident, IncidentClock, names_of, sentence_of, write_incident
+from elastic_refit.processes import exit_when_orphaned
 
 __all__ = ["RefitCoordinator", "RefitReport", "coordinator_options"]
 
@@ -56,6 +57,7 @@ class RefitCoordinator:
         incident_folder: str,
         incarnation: int = 0,
     ) -> None:
+        exit_when_orphaned()
         self._ledger = LedgerClient(ledger, writer="coordinator", ledger_s=ledger_s)
         self._members: dict[Member, ray.actor.ActorHandle] = {}
         self._widths = widths

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 OnReady = Callable[[Member], None]
 
+_CLOSE_S = 20.0
+
 
 class Fleet:
     """Trainers, shards, ledger and coordinator of one run. ``close`` must be called, whatever happened."""
@@ -94,7 +96,7 @@ class Fleet:
             self._processes[member] = _came_up(member, ready[0])
             if on_ready is not None:
                 on_ready(member)
-        ray.get(self._coordinator.enlist.remote(self.members), timeout=self._limits.ledger_s)
+        self._wait_for_the_others(timeout_s)
         self.ledger.record(*(Registered(shard, self._widths[shard.index]) for shard in self.shards))
         watcher = LedgerClient(self._ledger, writer="supervisor", ledger_s=self._limits.ledger_s)
         self._supervisor = FleetSupervisor(watcher, self.shards)
@@ -133,9 +135,17 @@ class Fleet:
             ray.kill(handle)
         node = ray.get_runtime_context().get_node_id()
         here = [process for ids in self._processes.values() for process in ids if process.node == node]
-        left = kill_proved(here, timeout_s=self._limits.fence_s)
+        left = kill_proved(here, timeout_s=_CLOSE_S)
         if left:
             logger.error("processes_left", extra={"pids": [process.pid for process in left]})
+
+    def _wait_for_the_others(self, timeout_s: float) -> None:
+        """The ledger and the coordinator load as well; only then do the limits of their calls apply."""
+        up = [self._ledger.absent.remote(), self._coordinator.enlist.remote(self.members)]
+        try:
+            ray.get(up, timeout=timeout_s)
+        except (GetTimeoutError, RayActorError) as error:
+            raise CoordinatorLost(f"ledger and coordinator did not come up: {error}") from None
 
     def _joinable(self) -> tuple[ShardId, ...]:
         absent = set(self.ledger.absent())

@@ -22,6 +22,7 @@ from elastic_refit.core.messages import (
     SettleOrder,
     TransferOrder,
 )
+from elastic_refit.processes import exit_when_orphaned
 from elastic_refit.transports.base import WeightSource
 
 __all__ = ["TrainerActor", "trainer_options"]
@@ -36,6 +37,7 @@ class TrainerActor(ABC):
     """One trainer rank. Training must not change the weights between ``refit(version)`` and its return."""
 
     def __init__(self, setup: ParticipantSetup) -> None:
+        exit_when_orphaned()
         self._setup = setup
         self._participant = setup.participant()
 

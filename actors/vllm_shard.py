@@ -26,6 +26,7 @@ from elastic_refit.core.messages import (
 from elastic_refit.engines.base import NO_VERSION, Sample, SamplingSpec
 from elastic_refit.engines.registry import build_engine
 from elastic_refit.errors import ShardError
+from elastic_refit.processes import exit_when_orphaned
 
 __all__ = ["VllmShardActor", "shard_options"]
 
@@ -55,6 +56,7 @@ class VllmShardActor:
         faults: Sequence[Fault] = (),
         fault_log: ray.actor.ActorHandle | None = None,
     ) -> None:
+        exit_when_orphaned()  # from here on: loading may take minutes
         self.name = str(setup.member)
         self._saboteur = Saboteur(tuple(faults), _keeper(fault_log)) if faults else None
         self._engine = build_engine(engine, model, dict(engine_options or {}))

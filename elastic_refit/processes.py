@@ -9,6 +9,7 @@ import contextlib
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -17,7 +18,9 @@ import psutil
 
 from elastic_refit.core.ids import ProcessId
 
-__all__ = ["end_descendants", "identify", "kill_proved"]
+__all__ = ["end_descendants", "exit_when_orphaned", "identify", "kill_proved"]
+
+_ORPHAN_LOOK_S = 1.0
 
 
 def identify(pid: int, node: str) -> ProcessId:
@@ -77,6 +80,22 @@ def _ended(handle: int, deadline: float) -> bool:
     poller = select.poll()
     poller.register(handle, select.POLLIN)
     return bool(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
+
+
+def exit_when_orphaned() -> None:
+    """End this process when its parent is gone; a Ray worker whose raylet was killed may wait for its tasks for ever.
+
+    Ray itself looks for pid 1 as the parent, which it is not where a subreaper (an init of a container, a supervisor)
+    has adopted the worker. One daemon thread.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_ORPHAN_LOOK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="exit-when-orphaned", daemon=True).start()
 
 
 def end_descendants(*, timeout_s: float, besides: Collection[int] = ()) -> list[int]:

@@ -153,6 +153,7 @@ def test_a_ledger_compacts_its_journal_and_goes_on_when_it_cannot(
     sizes = [_record(ledger, seq, journal) for seq in range(30, 60)]
     assert sizes == sorted(sizes)
     assert read_journal(journal).state == ledger.state()
+    ledger._journal.close()
 
 
 def test_a_client_cannot_be_sent_to_another_process(ledger: ActorHandle[ShardLedger]) -> None:

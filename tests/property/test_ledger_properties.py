@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import get_args
@@ -16,7 +17,7 @@ from elastic_refit.core.ledger import apply, new_ledger, replay
 from elastic_refit.core.ledger_queries import absent, exhaustion, joinable, participants, serving, snapshot
 from elastic_refit.core.ledger_state import LedgerPolicy
 from elastic_refit.core.membership import plan_membership
-from elastic_refit.journal import open_journal, read_journal
+from elastic_refit.journal import Journal, open_journal, read_journal
 from tests.ledger_invariants import checked_fold
 
 NUM_SHARDS = 5
@@ -83,18 +84,19 @@ def test_entries_that_are_repeated_at_any_later_time_change_nothing(sent: list[E
 @given(entries, st.data())
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 def test_a_journal_replays_to_the_ledger_at_every_prefix(sent: list[Entry], data: st.DataObject) -> None:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "ledger.jsonl"
-        journal = open_journal(path, run_id="run", policy=POLICY)
-        state = new_ledger(POLICY)
-        compacts_at = data.draw(st.integers(0, 2 * len(sent) + 1))
+    compacts_at = data.draw(st.integers(0, 2 * len(sent) + 1))
+    state = new_ledger(POLICY)
+    with TemporaryDirectory() as folder, closing(_journal(folder)) as journal:
         for number, entry in enumerate([*started, *sent]):
             journal.append([entry])
             state = apply(state, entry)
             if number == compacts_at:
                 journal.compact(state)
-            assert read_journal(path).state == state
-        journal.close()
+            assert read_journal(journal.path).state == state
+
+
+def _journal(folder: str) -> Journal:
+    return open_journal(Path(folder) / "ledger.jsonl", run_id="run", policy=POLICY)
 
 
 @given(entries, st.lists(st.integers(1, 8), min_size=NUM_SHARDS + 1, max_size=NUM_SHARDS + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ from elastic_refit.engines.registry import engine_environment
 from elastic_refit.errors import ConfigError
 
 __all__ = ["Launcher", "require_cpus"]
+
+_FREE_CPUS_S = 15.0
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +88,19 @@ class Launcher:
 
 
 def require_cpus(config: RunConfig) -> None:
-    """Raises ConfigError if the cluster has fewer free CPUs than the fleet asks for."""
+    """Raises ConfigError if the cluster has too few free CPUs for the fleet; waits for a cluster that is still busy.
+
+    A driver that has just connected sees no resources at all for a moment.
+    """
     needed = config.fleet.trainers * config.ray.cpus_per_trainer + config.fleet.shards * config.ray.cpus_per_shard
-    free = ray.available_resources().get("CPU", 0.0)
-    if free < needed:
-        raise ConfigError(
-            f"ray: {config.fleet.trainers} trainers and {config.fleet.shards} shards need {needed:g} CPUs and the "
-            f"cluster has {free:g} free; lower ray.cpus_per_shard and ray.cpus_per_trainer, or start fewer",
-            field="ray.num_cpus",
-        )
+    deadline = time.monotonic() + _FREE_CPUS_S
+    while (free := ray.available_resources().get("CPU", 0.0)) < needed:
+        owned = ray.cluster_resources().get("CPU", 0.0)
+        if 0 < owned < needed or time.monotonic() >= deadline:
+            raise ConfigError(
+                f"ray: {config.fleet.trainers} trainers and {config.fleet.shards} shards need {needed:g} CPUs and the "
+                f"cluster has {free:g} of {owned:g} free; lower ray.cpus_per_shard and ray.cpus_per_trainer, or start "
+                "fewer",
+                field="ray.num_cpus",
+            )
+        time.sleep(_LOOK_S)

@@ -189,6 +189,7 @@ def test_a_commit_that_is_heard_after_the_attempt_was_broken_off_is_recorded() -
 
 def test_what_comes_of_the_attempt_after_its_member_has_settled_is_no_news() -> None:
     fleet = in_round(Op.TRANSFER)
+    fleet.cut = (2, 3)
     fleet.send(Died(S0, "SIGKILL"))
     while fleet.op is not Op.SETTLE:
         fleet.advance()

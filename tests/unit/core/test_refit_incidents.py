@@ -53,6 +53,17 @@ def test_a_trainer_that_is_lost_while_settling_ends_the_run() -> None:
     assert (outcome.error, names(outcome)) == ("TrainerLost", {"shard[0]": 1, "trainer[1]": 1})
 
 
+def test_the_evidence_says_who_answered_the_abort_order() -> None:
+    fleet = warm(num_shards=3)
+    fleet.plan("kill", S0, Op.TRANSFER)
+    fleet.plan("freeze", T1, Op.SETTLE)
+    outcome = fleet.refit(2)
+    assert isinstance(outcome, Ended)
+    answered = {str(each.member): each.answered_abort for each in outcome.evidence}
+    expected = {"trainer[0]": True, "trainer[1]": False, "shard[0]": None, "shard[1]": True, "shard[2]": True}
+    assert answered == expected
+
+
 def test_nobody_answering_the_abort_is_the_coordinator_that_is_cut_off() -> None:
     fleet = warm()
     fleet.plan("kill", S0, Op.TRANSFER)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_refit.core import events as ev
+from elastic_refit.core.evidence import Beacon, Testimony
 from elastic_refit.core.ids import Member, ShardId
 from elastic_refit.core.messages import (
     Answer,
@@ -15,6 +16,7 @@ from elastic_refit.core.messages import (
     Fault,
     Fenced,
     Op,
+    Pong,
     Prepared,
     Ready,
     Received,
@@ -176,6 +178,35 @@ def test_a_shard_that_cannot_leave_its_call_is_left_behind() -> None:
 
 
 # -- late answers to an attempt that was broken off are evidence
+
+
+def all_answer_the_ping(fleet: FakeFleet) -> None:
+    for member in (T0, T1, S0, S1, S2):
+        fleet.send(Answered(Op.PING, 1, member, Pong(Beacon(1, 2, 1, 1, "recv", None, "in_collective"))))
+
+
+def test_the_verdict_on_an_error_waits_for_whoever_may_raise_the_same_and_no_longer() -> None:
+    fleet = in_round(Op.TRANSFER)
+    fleet.send(Answered(Op.TRANSFER, 1, S0, LATE_FAULT))
+    all_answer_the_ping(fleet)
+    for member in (T0, T1, S1):
+        fleet.send(Answered(Op.TRANSFER, 1, member, Testimony("aborted", None, "broken")))
+    before = fleet.op
+    fleet.send(Answered(Op.TRANSFER, 1, S2, Testimony("aborted", None, "broken")))
+    assert (before, fleet.op) == (Op.PING, Op.FENCE)
+
+
+def test_a_link_that_both_ends_lost_is_named_by_what_they_testify() -> None:
+    fleet = in_round(Op.TRANSFER)
+    fleet.send(Answered(Op.TRANSFER, 1, S0, Testimony("peer_lost", 3, "the connection ended")))
+    fleet.send(Answered(Op.TRANSFER, 1, S1, Testimony("peer_lost", 2, "the connection ended")))
+    for member in (T0, T1, S2):
+        fleet.send(Answered(Op.TRANSFER, 1, member, Testimony("aborted", None, "broken")))
+    all_answer_the_ping(fleet)
+    outcome = fleet.finish()
+    assert isinstance(outcome, Ended)
+    assert outcome.error == "UnattributedHang"
+    assert "the link from rank 2 (shard[0]) to rank 3 (shard[1])" in outcome.sentence
 
 
 def test_a_commit_that_is_heard_after_the_attempt_was_broken_off_is_recorded() -> None:

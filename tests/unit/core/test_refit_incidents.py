@@ -14,9 +14,9 @@ from tests.chains import LIMITS
 from tests.unit.core.refit_driver import S0, S1, S2, S3, T0, T1, FakeFleet, Kind, names
 
 
-def warm(num_shards: int = 4, *, max_recoveries: int = 1) -> FakeFleet:
+def warm(num_shards: int = 4, *, max_recoveries: int = 1, min_healthy: int = 1) -> FakeFleet:
     """A fleet after its first refit."""
-    fleet = FakeFleet(num_shards=num_shards, max_recoveries=max_recoveries)
+    fleet = FakeFleet(num_shards=num_shards, max_recoveries=max_recoveries, min_healthy=min_healthy)
     assert isinstance(fleet.refit(1), Landed)
     return fleet
 
@@ -128,17 +128,20 @@ def test_a_shard_that_dies_after_its_commit_does_not_fail_the_refit() -> None:
     assert not outcome.findings
 
 
-def test_a_refit_of_which_nobody_is_left_has_not_landed() -> None:
-    fleet = warm(num_shards=2)
+def test_a_refit_after_which_too_few_are_left_has_not_landed_and_is_an_incident() -> None:
+    fleet = warm(num_shards=2, min_healthy=2)
     fleet.plan("wedge", S1, Op.COMMIT)
     run_until(fleet, Op.COMMIT)
     fleet.answer(S0)
     fleet.send(Died(S0, "SIGKILL"))
-    fleet.send(Died(S1, "SIGKILL"))
-    fleet.dead |= {S0, S1}
+    fleet.wedged.clear()
+    fleet.answer(S1)
+    assert fleet.op is Op.SETTLE
+    assert fleet.state.running is not None
+    assert fleet.state.running.in_incident
     outcome = fleet.finish()
     assert isinstance(outcome, Ended)
-    assert outcome.error == "NoSurvivingShards"
+    assert outcome.error == "FleetExhausted"
 
 
 def test_a_death_and_an_error_are_weighed_without_waiting_for_a_deadline() -> None:

@@ -209,6 +209,19 @@ def test_a_link_that_both_ends_lost_is_named_by_what_they_testify() -> None:
     assert "the link from rank 2 (shard[0]) to rank 3 (shard[1])" in outcome.sentence
 
 
+def test_a_suspect_whose_last_answer_says_that_it_has_everything_is_not_named() -> None:
+    fleet = FakeFleet(suspects=frozenset({S0}))
+    fleet.begin(1)
+    while fleet.op is not Op.TRANSFER:
+        fleet.advance()
+    fleet.cut = (2, 3)
+    fleet.send(RoundTimedOut(fleet.timer.token))
+    fleet.send(Answered(Op.TRANSFER, 1, S0, Received(DIGESTS)))
+    outcome = fleet.finish()
+    assert isinstance(outcome, Ended)
+    assert (outcome.error, names(outcome)) == ("UnattributedHang", {})
+
+
 def test_a_commit_that_is_heard_after_the_attempt_was_broken_off_is_recorded() -> None:
     fleet = in_round(Op.COMMIT)
     fleet.send(Died(S0, "SIGKILL"))

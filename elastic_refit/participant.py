@@ -120,10 +120,10 @@ class RefitParticipant:
             sentence = f"{self.member} is still {self._progress.phase}, {self._deadlines.settle_s:g} s after the abort"
             return Fault("StillBusy", sentence)
         released_s = time.monotonic() - began
-        if order.roll_back and in_worker is not None:
-            in_worker(self.roll_back)
         update = self._update
         through = update.applied_through if update is not None and update.version == order.version else -1
+        if order.roll_back and in_worker is not None:
+            in_worker(self.roll_back)
         return Settled(through, released_s, self.serving_version)
 
     def close(self) -> None:

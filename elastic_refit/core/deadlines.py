@@ -14,7 +14,10 @@ from math import isclose
 
 from elastic_refit.errors import ConfigError
 
-__all__ = ["BandwidthEstimate", "Deadlines", "check", "derive_deadlines"]
+__all__ = ["MAX_ASKS", "BandwidthEstimate", "Deadlines", "check", "derive_deadlines"]
+
+MAX_ASKS = 3
+"""How often in a row the same may be asked while the answers decide nothing, but may do so later."""
 
 _LEDGER_CALLS_PER_ATTEMPT = 4
 """The coordinator asks who is absent, opens the epoch, opens the refit, and records how it ended."""
@@ -94,13 +97,17 @@ class Deadlines:
 
     @property
     def incident_s(self) -> float:
-        """From a failed attempt to survivors that are ready for the next; who does not settle is fenced as well."""
-        return self.reaction_s + self.abort_grace_s + self.settle_s + self.fence_s
+        """From a failed attempt to survivors that are ready for the next; who does not settle is fenced as well.
+
+        Everybody may be asked ``MAX_ASKS`` times; for evidence, after a pause of at most ``evidence_s`` each time.
+        """
+        repeats_s = 2 * (MAX_ASKS - 1) * self.evidence_s
+        return self.reaction_s + repeats_s + self.abort_grace_s + MAX_ASKS * self.settle_s + self.fence_s
 
     def coordinator_s(self, max_recoveries: int) -> float:
         """One refit with all the recoveries that it may make, after the probe of everybody."""
         one = self.attempt_s + self.incident_s + _LEDGER_CALLS_PER_ATTEMPT * self.ledger_s
-        return self.ping_s + self.fence_s + (1 + max_recoveries) * one
+        return MAX_ASKS * self.ping_s + self.fence_s + (1 + max_recoveries) * one
 
     def driver_s(self, max_recoveries: int) -> float:
         """The driver's wait for one refit: the coordinator may die once and come back."""

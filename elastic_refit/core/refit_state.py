@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from elastic_refit.core.deadlines import Deadlines
+from elastic_refit.core.deadlines import MAX_ASKS, Deadlines
 from elastic_refit.core.events import Event as LedgerEvent
 from elastic_refit.core.evidence import MemberEvidence
 from elastic_refit.core.ids import Member, ProcessId, ShardId
@@ -48,7 +48,7 @@ class RefitPolicy:
     max_recoveries: int = 1
     min_healthy: int = 1
     has_links: bool = True
-    max_asks: int = 3
+    max_asks: int = MAX_ASKS
     """How often in a row the same may be asked while the answers decide nothing, but may do so later."""
 
     def round_s(self, op: Op) -> float:

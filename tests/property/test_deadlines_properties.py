@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_refit.core.deadlines import BandwidthEstimate, Deadlines, check, derive_deadlines
+from elastic_refit.core.deadlines import MAX_ASKS, BandwidthEstimate, Deadlines, check, derive_deadlines
 
 SECONDS = st.floats(0.01, 1000)
 RECOVERIES = st.integers(0, 5)
@@ -58,8 +58,9 @@ def test_a_slower_link_never_gets_shorter_limits(base: Deadlines, total_bytes: i
 def test_the_coordinators_budget_covers_every_attempt_and_every_incident(limits: Deadlines, recoveries: int) -> None:
     d = limits
     rounds = [d.prepare_s, d.join_s, d.pause_s, d.pack_s, d.hard_s, d.finalize_s]
-    incident = [d.evidence_s, d.fence_s, d.order_s, d.abort_grace_s, d.settle_s]
-    inside = (1 + recoveries) * (sum(rounds) + sum(incident) + d.ledger_s) + d.ping_s
+    asked = [MAX_ASKS * d.evidence_s, (MAX_ASKS - 1) * d.evidence_s, MAX_ASKS * d.settle_s]  # pings, pauses, settles
+    incident = [*asked, d.fence_s, d.order_s, d.abort_grace_s]
+    inside = (1 + recoveries) * (sum(rounds) + sum(incident) + d.ledger_s) + MAX_ASKS * d.ping_s
     assert d.coordinator_s(recoveries) >= inside
     assert d.driver_s(recoveries) >= d.coordinator_s(recoveries) + d.coordinator_restart_s
 

@@ -59,9 +59,9 @@ def test_each_sum_covers_what_runs_inside_it() -> None:
     assert limits.reaction_s == 3 + 2 + 0.5
     assert limits.rung_s == 25 + 5
     assert limits.attempt_s == 20 + 20 + 30 + 10 + 60 + 15 + 5 * 0.5
-    assert limits.incident_s == 5.5 + 5 + 12 + 2
-    assert limits.coordinator_s(0) == 2 + 2 + limits.attempt_s + limits.incident_s + 4 * 10
-    assert limits.coordinator_s(2) == 4 + 3 * (limits.coordinator_s(0) - 4)
+    assert limits.incident_s == 5.5 + 4 * 3 + 5 + 3 * 12 + 2
+    assert limits.coordinator_s(0) == 3 * 2 + 2 + limits.attempt_s + limits.incident_s + 4 * 10
+    assert limits.coordinator_s(2) == 8 + 3 * (limits.coordinator_s(0) - 8)
     assert limits.driver_s(1) == limits.coordinator_s(1) + 20
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 OnReady = Callable[[Member], None]
 
 _CLOSE_S = 20.0
+_LOOK_S = 0.1
 
 
 class Fleet:
@@ -86,9 +88,9 @@ class Fleet:
             ShardDied, TrainerLost: a member did not come up; the message says why.
         """
         asked = {handle.attend.remote(PingOrder(-1)): member for member, handle in self.members.items()}
-        waiting = list(asked)
+        waiting, deadline = list(asked), time.monotonic() + timeout_s
         while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=timeout_s)
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
                 late = ", ".join(str(asked[ref]) for ref in waiting)
                 raise ShardDied(f"{late} did not load within {timeout_s:g} s", members=late)
@@ -170,12 +172,9 @@ def _construction_error(error: ActorDiedError) -> str:
 
 
 def _wait(task: ray.ObjectRef, limit_s: float, while_waiting: Callable[[], None] | None) -> RefitReport:
+    deadline = time.monotonic() + limit_s
     if while_waiting is not None:
-        ready: list[ray.ObjectRef] = []
-        left_s = limit_s
-        while not ready and left_s > 0:
-            ready, _ = ray.wait([task], timeout=0.1)
-            left_s -= 0.1
+        while not ray.wait([task], timeout=_LOOK_S)[0] and time.monotonic() < deadline:
             while_waiting()
-    report: RefitReport = ray.get(task, timeout=limit_s)
+    report: RefitReport = ray.get(task, timeout=max(0.0, deadline - time.monotonic()))
     return report

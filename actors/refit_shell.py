@@ -115,7 +115,8 @@ class RefitShell:
         if call.op in _ATTENDED:
             ref = handle.attend.options(name=name).remote(call.order)
         else:
-            ref = handle.work.options(name=name).remote(call.order, self._secret(call.epoch))
+            secret = self._secret(call.epoch) if call.op is Op.JOIN else b""
+            ref = handle.work.options(name=name).remote(call.order, secret)
         self._pending[ref] = _Pending(call.op, call.epoch, call.member)
 
     def _secret(self, epoch: int) -> bytes:

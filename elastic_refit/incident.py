@@ -16,7 +16,7 @@ from elastic_refit.core.messages import Op
 from elastic_refit.core.refit_state import Ended, Landed, Running
 from elastic_refit.core.verdict import Finding
 
-__all__ = ["STAGES", "Incident", "IncidentClock", "write_incident"]
+__all__ = ["STAGES", "Incident", "IncidentClock", "names_of", "sentence_of", "write_incident"]
 
 STAGES = ("detect", "attribute", "fence", "abort", "settle", "rebuild", "resend")
 """In the order in which they follow each other. ``detect`` begins with the last progress that anybody made, or, where
@@ -83,7 +83,7 @@ class IncidentClock:
             if after is None or not after.in_incident:
                 return
             self.began = self.since = now
-            self.phase = _phase(before)
+            self.phase = str(before.round.op) if before is not None else "idle"
         else:
             self.seconds[self.stage] += now - self.since
             self.since = now
@@ -101,13 +101,6 @@ class IncidentClock:
         start = self.struck if self.struck is not None else self.last_progress
         seconds["detect"] = max(0.0, self.began - start) if start is not None else 0.0
         return seconds
-
-
-def _phase(before: Running | None) -> str:
-    """Where the attempt was: its round, and for the transfer the first bucket that not everybody has."""
-    if before is None:
-        return "idle"
-    return str(before.round.op)
 
 
 def sentence_of(outcome: Landed | Ended, version: int, total_s: float) -> str:

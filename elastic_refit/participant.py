@@ -23,7 +23,7 @@ from elastic_refit.communicators.base import Communicator, CommunicatorBackend, 
 from elastic_refit.core.deadlines import Deadlines
 from elastic_refit.core.evidence import Testimony
 from elastic_refit.core.ids import Member, ProcessId
-from elastic_refit.core.manifest import Manifest
+from elastic_refit.core.manifest import Manifest, differing_buckets
 from elastic_refit.core.messages import (
     Answer,
     CommitOrder,
@@ -128,9 +128,7 @@ class RefitParticipant:
 
     def close(self) -> None:
         self._watchdog.close()
-        for target in (self._pending, self._communicator):
-            if target is not None:
-                target.close()
+        self._leave_group()
 
     # -- the working thread
 
@@ -247,7 +245,7 @@ class RefitParticipant:
         update = self._update
         if update is None or update.version != order.version:
             raise PlanMismatch(f"{self.member} was told to commit v{order.version}, which it has not received")
-        differing = [b for b, pair in enumerate(zip(update.digests, order.digests, strict=False)) if pair[0] != pair[1]]
+        differing = differing_buckets(order.digests, update.digests)
         if differing or len(update.digests) != len(order.digests):
             raise DigestMismatch(
                 f"{self.member} holds {len(update.digests)} of {len(order.digests)} buckets of v{order.version}; "
@@ -275,8 +273,7 @@ class RefitParticipant:
         if communicator is None:
             raise StaleEpoch(f"{self.member} has no communicator for epoch {order.epoch}")
         limits = self._deadlines
-        hard_s = max(limits.hard_s, limits.abort_s)
-        with self._watchdog.armed(epoch=order.epoch, abort_s=limits.abort_s, hard_s=hard_s) as armed:
+        with self._watchdog.armed(epoch=order.epoch, abort_s=limits.abort_s, hard_s=limits.hard_s) as armed:
             armed.hand_over(_Breakable(communicator, self._progress))
             yield RankContext(
                 communicator, self._progress, self._ticker(armed), lambda phase: self._reached(order.version, phase)

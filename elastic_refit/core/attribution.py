@@ -31,9 +31,9 @@ from elastic_refit.core.verdict import (
     Verdict,
 )
 
-__all__ = ["AttributionView", "attribute"]
+__all__ = ["ON_TIME_SHARE", "AttributionView", "attribute"]
 
-_ON_TIME_SHARE = 0.25
+ON_TIME_SHARE = 0.25
 """Share of ``ping_s`` by which the observer may be late and still call a missing answer silence."""
 
 _PHASE_LIMITS = {
@@ -130,7 +130,7 @@ class _Case:
 
     @cached_property
     def is_observer_late(self) -> bool:
-        return self.view.observer_late_s > _ON_TIME_SHARE * self.view.deadlines.ping_s
+        return self.view.observer_late_s > ON_TIME_SHARE * self.view.deadlines.ping_s
 
     @cached_property
     def answered_abort(self) -> frozenset[int]:

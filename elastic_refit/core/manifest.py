@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ALIGNMENT_BYTES", "Bucket", "Manifest", "Piece", "TensorSpec", "build_manifest"]
+__all__ = ["ALIGNMENT_BYTES", "Bucket", "Manifest", "Piece", "TensorSpec", "build_manifest", "differing_buckets"]
 
 ALIGNMENT_BYTES = 16
 """Every piece starts at a multiple of this, so that a tensor of any dtype can be viewed in place."""
@@ -112,6 +112,11 @@ def build_manifest(tensors: Iterable[TensorSpec], bucket_bytes: int, *, digest: 
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(f"a manifest names every tensor once; named twice: {', '.join(twice)}")
     return Manifest(tensors=specs, buckets=tuple(_cut(specs, bucket_bytes)), digest=digest)
+
+
+def differing_buckets(sent: Sequence[int], received: Sequence[int]) -> list[int]:
+    """The buckets whose digests differ, as far as both sides have one."""
+    return [bucket for bucket, pair in enumerate(zip(sent, received, strict=False)) if pair[0] != pair[1]]
 
 
 def _cut(specs: tuple[TensorSpec, ...], bucket_bytes: int) -> Iterable[Bucket]:

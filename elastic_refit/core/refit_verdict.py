@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from elastic_refit.core.attribution import AttributionView, attribute
+from elastic_refit.core.attribution import ON_TIME_SHARE, AttributionView, attribute
 from elastic_refit.core.evidence import MemberEvidence, Testimony
 from elastic_refit.core.ids import Member, ShardId, TrainerId
+from elastic_refit.core.manifest import differing_buckets
 from elastic_refit.core.membership import Membership
 from elastic_refit.core.messages import (
     Answer,
@@ -38,9 +39,6 @@ from elastic_refit.core.verdict import (
 )
 
 __all__ = ["Judgement", "WrongDigests", "judge", "judge_digests", "judge_probe", "judge_settle", "misfit", "mixture"]
-
-_ON_TIME_SHARE = 0.25
-"""Share of ``ping_s`` by which the observer may be late and still call a missing answer silence, as in attribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +138,7 @@ def _judge_round(
     """Own faults, and silence where the observer was on time and somebody else was heard."""
     alive = [member for member in members if not _is_dead(run, member)]
     silent = [member for member in alive if member in run.round.waiting]
-    is_late = late_s > _ON_TIME_SHARE * policy.deadlines.ping_s
+    is_late = late_s > ON_TIME_SHARE * policy.deadlines.ping_s
     if silent == alive and silent and not is_late:
         why = f"the coordinator is cut off: none of {describe(set(silent))} answered {question}"
         return Judgement(error="CoordinatorLost", sentence=f"{why}; nobody is condemned")
@@ -234,7 +232,9 @@ def judge_digests(sent: Sequence[int], received: Mapping[ShardId, Sequence[int]]
     One shard that differs alone is named. Several are the mark of a link: bytes altered on the way in are passed on, so
     that everybody from there on differs, and the first of them marks the hop.
     """
-    wrong = {shard: _differing(sent, digests) for shard, digests in received.items() if tuple(digests) != tuple(sent)}
+    wrong = {
+        shard: differing_buckets(sent, digests) for shard, digests in received.items() if tuple(digests) != tuple(sent)
+    }
     if not wrong:
         return None
     first, buckets = next(iter(wrong.items()))
@@ -242,7 +242,3 @@ def judge_digests(sent: Sequence[int], received: Mapping[ShardId, Sequence[int]]
     if len(wrong) == 1:
         return WrongDigests(first, f"it alone holds other bytes than were sent: {what}")
     return WrongDigests(None, f"{len(wrong)} shards hold other bytes than were sent, {first} first: {what}")
-
-
-def _differing(sent: Sequence[int], digests: Sequence[int]) -> list[int]:
-    return [bucket for bucket, pair in enumerate(zip(sent, digests, strict=False)) if pair[0] != pair[1]]

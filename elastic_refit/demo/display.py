@@ -23,18 +23,18 @@ class Display:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = console.is_terminal
+        self.is_live = console.is_terminal
         columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=console, transient=True)
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Display:
-        if self._live:
+        if self.is_live:
             self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live:
+        if self.is_live:
             self._progress.stop()
 
     def say(self, line: str) -> None:
@@ -43,17 +43,17 @@ class Display:
 
     def begin(self, what: str, total: int) -> None:
         """A new bar; a line where there are no bars."""
-        if self._live:
+        if self.is_live:
             self._tasks[what] = self._progress.add_task(what, total=total)
         else:
             self.say(f"{what} …")
 
     def advance_to(self, what: str, done: int) -> None:
-        if self._live:
+        if self.is_live:
             self._progress.update(self._tasks[what], completed=done)
 
     def end(self, what: str) -> None:
-        if self._live:
+        if self.is_live:
             self._progress.remove_task(self._tasks.pop(what))
 
     def row(self, row: StepRow) -> None:

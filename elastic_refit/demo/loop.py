@@ -131,7 +131,7 @@ class Loop:
             self.display.advance_to(what, beacon.completed + 1)
 
         try:
-            return fleet.refit(version, while_waiting=look)
+            return fleet.refit(version, while_waiting=look if self.display.is_live else None)
         finally:
             self.display.end(what)
 

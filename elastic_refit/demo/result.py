@@ -60,8 +60,8 @@ class DemoResult:
             "ok": self.ok,
             "error": self.error,
             "broken_promises": self.broken,
-            "bring_up": _row(self.bring_up) if self.bring_up is not None else None,
-            "steps": [_row(row) for row in self.steps],
+            "bring_up": dataclasses.asdict(self.bring_up) if self.bring_up is not None else None,
+            "steps": [dataclasses.asdict(row) for row in self.steps],
             "incidents": [incident.to_dict() for incident in self.incidents],
         }
 
@@ -90,7 +90,3 @@ def broken_promises(result: DemoResult, planned: Sequence[Fault], struck: Sequen
     if start is not None and len(result.steps) > 1 and not result.steps[-1].reward > start.reward:
         broken.append(f"the reward did not rise: {start.reward:.3f} at first, {result.steps[-1].reward:.3f} at the end")
     return broken
-
-
-def _row(row: StepRow) -> dict[str, Any]:
-    return dataclasses.asdict(row)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 
 import pytest
 
 os.environ["RAY_AUTH_MODE"] = "disabled"
-os.environ.setdefault("RAY_TMPDIR", tempfile.mkdtemp(prefix="er", dir="/tmp"))
+if "RAY_TMPDIR" not in os.environ:
+    os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="er", dir="/tmp")
+    atexit.register(shutil.rmtree, os.environ["RAY_TMPDIR"], ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

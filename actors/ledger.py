@@ -26,6 +26,7 @@ from elastic_refit.core.ledger import Ack, fold
 from elastic_refit.core.ledger_state import LedgerPolicy, LedgerState
 from elastic_refit.errors import FleetExhausted, JournalError, NoSurvivingShards
 from elastic_refit.journal import Journal, open_journal
+from elastic_refit.processes import exit_when_orphaned
 
 __all__ = ["Receipt", "ShardLedger", "ledger_actor"]
 
@@ -54,6 +55,7 @@ class ShardLedger:
     """The one writer of the journal. Every method is short: the longest waits for one fsync, or for a compaction."""
 
     def __init__(self, journal_path: str, run_id: str, policy: LedgerPolicy) -> None:
+        exit_when_orphaned()
         self._journal: Journal = open_journal(Path(journal_path), run_id=run_id, policy=policy)
         self._state: LedgerState = self._journal.recovery.state
         self._compact_at_bytes = COMPACT_BYTES

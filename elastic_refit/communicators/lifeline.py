@@ -84,7 +84,7 @@ class Lifeline:
 
     def adopt(self, lane: Lane, sock: socket.socket) -> Link:
         """Hold a proven connection from here on."""
-        link = Link(sock, lane.peer)
+        link = Link(sock, lane.peer, is_send=lane.is_send)
         with self._lock:
             self._links[lane] = link
             if self.reason is not None or self._closed:

@@ -19,6 +19,7 @@ __all__ = ["Bell", "Link", "LinkEnded"]
 
 _UNIX_BUFFER_BYTES = 4 << 20
 """Asked for; the system caps it. Larger buffers let a neighbour run ahead. TCP sizes its own better than we could."""
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger of socket(7)
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
 
 
@@ -31,11 +32,16 @@ class LinkEnded(Exception):
 
 
 class Link:
-    """A proven connection to ``peer``, used in one direction. Calls block unless their name says otherwise."""
+    """A proven connection to ``peer``, used in one direction. Calls block unless their name says otherwise.
+
+    The close of one that receives resets a TCP connection, so that whoever is blocked in a send to us is free at once.
+    An orderly end would not do: after ``shutdown`` the system announces no more room in our buffer, and a peer that
+    waits for room is not told that the socket has gone either, for the minute that the system remembers it.
+    """
 
     __slots__ = ("messages", "peer", "sock")
 
-    def __init__(self, sock: socket.socket, peer: int) -> None:
+    def __init__(self, sock: socket.socket, peer: int, *, is_send: bool) -> None:
         self.sock = sock
         self.peer = peer
         self.messages = 0
@@ -48,6 +54,8 @@ class Link:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEPALIVE:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
+            if not is_send:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
     def send(self, data: memoryview | bytes) -> None:
         rest = memoryview(data)

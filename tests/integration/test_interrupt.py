@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import describe, processes_of
 from tests.integration.demo_runs import started
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_while
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults]
 
@@ -42,7 +42,7 @@ def test_the_end_of_a_killed_driver_is_the_end_of_its_processes() -> None:
         _read_until(process, "step 1:")
         process.kill()
         process.wait()
-        wait_until(lambda: not list(processes_of(mark)), timeout_s=60)
+        wait_while(lambda: [describe(each) for each in processes_of(mark)], timeout_s=60)
 
 
 def _read_until(process: subprocess.Popen[str], text: str) -> None:

@@ -204,7 +204,7 @@ MISTAKES: dict[str, tuple[str, object, str, str]] = {
         "there is no end to it",
     ),
     "silence counts whoever is late": (
-        "refit_verdict._ON_TIME_SHARE",
+        "refit_verdict.ON_TIME_SHARE",
         9.0,
         "a link is cut, and the observer is late",
         "the observer was late",

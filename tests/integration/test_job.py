@@ -58,15 +58,15 @@ def test_as_a_job_the_fleet_shows_in_the_task_table_and_the_dead_shard_as_failed
     assert "refit[v6] world=4" in seen
 
 
-def _submitted(client: JobSubmissionClient, entrypoint: str) -> str | None:
-    """The job's id; None while the dashboard has not heard of the node's agent, which starts after ``ray.init``."""
+def _submitted(client: JobSubmissionClient, entrypoint: str) -> str:
+    """The job's id; empty while the dashboard has not heard of the node's agent, which starts after ``ray.init``."""
     environment = {"RAY_AUTH_MODE": "disabled", **_marks()}
     try:
         job = client.submit_job(entrypoint=entrypoint, runtime_env={"working_dir": str(ROOT), "env_vars": environment})
     except RuntimeError as error:
         if "No available agent" not in str(error):
             raise
-        return None
+        return ""
     return str(job)
 
 

@@ -22,8 +22,6 @@ from elastic_refit.core.evidence import Beacon
 __all__ = ["ControlHost", "Heard"]
 
 _DRAIN = 256
-_QUEUED = 16
-"""Beacons per end that wait to be read; behind them an end keeps its last one itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +99,6 @@ class ControlHost(SocketThread):
     def _bind(self, kind: int, setup: HostSetup, port: int) -> zmq.Socket[bytes]:
         socket = self._socket(kind, setup.address)
         self._door.guard(socket, setup.secret_key)
-        if kind == zmq.PULL:
-            socket.rcvhwm = _QUEUED
         socket.bind(setup.address.url(port))
         return socket
 

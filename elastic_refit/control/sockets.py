@@ -26,9 +26,12 @@ _CURVE_BYTES = 33
 _HANDSHAKE_MS = 2_000
 """Then who says nothing, or was not let in, is cut off; an end of ours tries again."""
 _RECONNECT_MS = 100
-_HEARTBEAT_MS = 1_000
-_HEARTBEAT_TIMEOUT_MS = 5_000
-"""A connection without a sign of life for that long is given up and made anew: the other node may be gone."""
+_SILENCE_S = 10
+"""A connection to a node that has answered nothing for that long is given up and made anew.
+
+The kernel looks (tcp(7)), not ZeroMQ's heartbeats: libzmq 4.3.5 aborts the process when a heartbeat is due on a
+connection that ended while more was waiting than its queue holds, as after a freeze of the host.
+"""
 _PAUSE_S = 0.1
 
 
@@ -72,8 +75,10 @@ class SocketThread(ABC):
         socket.ipv6 = address.is_v6
         socket.handshake_ivl = _HANDSHAKE_MS
         socket.reconnect_ivl = _RECONNECT_MS
-        socket.heartbeat_ivl = _HEARTBEAT_MS
-        socket.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
+        socket.tcp_keepalive = 1
+        socket.tcp_keepalive_idle = socket.tcp_keepalive_cnt = _SILENCE_S // 2
+        socket.tcp_keepalive_intvl = 1
+        socket.setsockopt(zmq.TCP_MAXRT, _SILENCE_S * 1000)
         return socket
 
     def _ring(self) -> None:

@@ -25,10 +25,10 @@ NAME = "shard[0]"
 class Rank:
     """An end in this process whose every beacon carries a number, and the orders that it obeyed."""
 
-    def __init__(self, plan: ChannelPlan) -> None:
+    def __init__(self, plan: ChannelPlan, counted_from: int) -> None:
         self.obeyed: list[tuple[int, str]] = []
         self.watchdog = RefitAbortWatchdog()
-        self.sent = 0
+        self.sent = counted_from
         self._end = ControlEnd(plan.end(NAME), read_beacon=self._count, obey=self._obey, interval_s=FAST_S)
 
     def _count(self) -> Beacon:
@@ -58,8 +58,8 @@ def plan() -> Iterator[ChannelPlan]:
 
 
 @contextmanager
-def rank_of(plan: ChannelPlan) -> Iterator[Rank]:
-    with closing(Rank(plan)) as rank:
+def rank_of(plan: ChannelPlan, *, counted_from: int = 0) -> Iterator[Rank]:
+    with closing(Rank(plan, counted_from)) as rank:
         yield rank
 
 
@@ -91,9 +91,7 @@ def blocked_refit(watchdog: RefitAbortWatchdog) -> str | None:
     return armed.fired
 
 
-def test_a_frozen_host_blocks_no_send_no_deadline_and_no_close_and_hears_the_newest_when_it_thaws(
-    plan: ChannelPlan,
-) -> None:
+def test_a_frozen_host_blocks_no_send_no_deadline_and_no_close_and_hears_on_when_it_thaws(plan: ChannelPlan) -> None:
     with HostProcess(plan.host()) as host:
         with rank_of(plan) as rank:
             wait_until(lambda: last(host) > 0, DEADLINE_S)
@@ -105,6 +103,9 @@ def test_a_frozen_host_blocks_no_send_no_deadline_and_no_close_and_hears_the_new
             host.thaw()
             wait_until(lambda: last(host) > sent, DEADLINE_S)
             host.freeze()  # and frozen it is when the end is closed
+        host.thaw()
+        with rank_of(plan, counted_from=10**6):
+            wait_until(lambda: last(host) > 10**6, DEADLINE_S)
 
 
 def test_a_dead_host_blocks_nobody_and_its_successor_is_found_under_the_same_address(plan: ChannelPlan) -> None:

@@ -15,6 +15,8 @@ from elastic_refit.communicators.addresses import Address
 from elastic_refit.communicators.base import GroupSpec
 from elastic_refit.communicators.frames import Frame, FrameKind, check_frame, decode_frame, encode_frame
 from elastic_refit.communicators.handshake import HandshakeRefused, Hello
+from elastic_refit.control import wire
+from elastic_refit.core.evidence import Beacon
 from elastic_refit.errors import CommunicatorError
 
 MUTANTS = 10_000
@@ -77,6 +79,14 @@ def parse_greeting(raw: bytes) -> bool:
     return len(handshake.open_greeting(raw)) == handshake.NONCE_BYTES
 
 
+def parse_beacon(raw: bytes) -> bool:
+    return wire.encode_beacon(wire.decode_beacon(raw)) == raw
+
+
+def parse_order(raw: bytes) -> bool:
+    return wire.encode_order(wire.decode_order(raw)) == raw
+
+
 def parse_address(raw: bytes) -> bool:
     return str(Address.parse(raw.decode(errors="replace"))) != ""
 
@@ -93,6 +103,8 @@ PARSERS: dict[str, tuple[Callable[[bytes], bool], bytes, type[Exception]]] = {
 }
 LENIENT: dict[str, tuple[Callable[[bytes], bool], bytes, type[Exception]]] = {
     "greeting": (parse_greeting, handshake.encode_greeting(LISTENER_NONCE), HandshakeRefused),
+    "beacon": (parse_beacon, wire.encode_beacon(Beacon(9, 3, 2, 2, "recv", 1, "in_collective", 0.25)), ValueError),
+    "order": (parse_order, wire.encode_order(wire.StandingOrder(1, 9, 8, "shard[1] is frozen")), ValueError),
     "address": (parse_address, GROUP.addresses[0].encode(), ValueError),
 }
 

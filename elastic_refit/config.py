@@ -11,12 +11,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from elastic_refit.config_source import apply_override, describe, read_mapping
 from elastic_refit.core.deadlines import BandwidthEstimate, Deadlines, check
 from elastic_refit.core.manifest import ALIGNMENT_BYTES
 from elastic_refit.errors import ConfigError
+from elastic_refit.transports.registry import require_transport
 
 __all__ = [
     "DeadlinesConfig",
@@ -34,6 +35,11 @@ __all__ = [
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Bytes = Annotated[int, Field(ge=1)]
+
+
+def _known_transport(name: str) -> str:
+    require_transport(name)
+    return name
 
 
 class Section(BaseModel):
@@ -93,8 +99,9 @@ class RefitConfig(Section):
     """How often one refit may rebuild its group and go on; the next failure ends the run."""
     digest: Literal["xxh3", "sum64"] = "xxh3"
     """Proof of each bucket: `xxh3` is the fastest on CPUs; `sum64` has the same value computed on a GPU."""
-    transport: Literal["broadcast"] = "broadcast"
-    """How the bytes travel: `broadcast` sends packed buckets from trainer 0 down the group."""
+    transport: Annotated[str, AfterValidator(_known_transport)] = "broadcast"
+    """How the bytes travel: `broadcast` sends packed buckets from trainer 0 down the group. Other distributions may
+    offer more, by an entry point in `elastic_refit.transports`."""
 
 
 class DeadlinesConfig(Section):

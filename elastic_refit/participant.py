@@ -1,4 +1,4 @@
-"""The refit's side of one process: communicators it was handed, the watchdog over them, and the gate before serving.
+"""The refit's side of one process: the transport it was handed, the watchdog over it, and the gate before serving.
 
 Lives in a trainer, or in the process that holds a shard's weights. Two kinds of threads call it: the *working* thread
 carries out orders that may block in a collective (join, send, receive, commit); *control* threads ask and abort (ping,
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_refit.beacon import ProgressRecorder
-from elastic_refit.communicators.base import Communicator, CommunicatorBackend, GroupSpec, PendingCommunicator
+from elastic_refit.communicators.base import GroupSpec
 from elastic_refit.core.deadlines import Deadlines
 from elastic_refit.core.evidence import Testimony
 from elastic_refit.core.ids import Member, ProcessId
@@ -74,7 +74,6 @@ class RefitParticipant:
     def __init__(
         self,
         member: Member,
-        backend: CommunicatorBackend,
         transport: WeightTransport,
         *,
         deadlines: Deadlines,
@@ -84,7 +83,6 @@ class RefitParticipant:
         self.member = member
         self.serving_version: int | None = None
         """The version that this process holds whole; None before its first commit and inside an update."""
-        self._backend = backend
         self._transport = transport
         self._deadlines = deadlines
         self._processes = tuple(processes)
@@ -93,8 +91,6 @@ class RefitParticipant:
         self._progress = ProgressRecorder()
         self._epoch = -1
         self._coordinator = -1
-        self._pending: PendingCommunicator | None = None
-        self._communicator: Communicator | None = None
         self._pinned: PinnedVersion | None = None
         self._update: OpenUpdate | None = None
         self._idle = threading.Condition()
@@ -128,7 +124,7 @@ class RefitParticipant:
 
     def close(self) -> None:
         self._watchdog.close()
-        self._leave_group()
+        self._transport.close()
 
     # -- the working thread
 
@@ -172,16 +168,11 @@ class RefitParticipant:
         if order.epoch <= self._epoch or order.coordinator < self._coordinator:
             raise StaleEpoch(f"epoch {order.epoch} was asked of {self.member} after epoch {self._epoch}")
         self._epoch, self._coordinator = order.epoch, order.coordinator
-        self._leave_group()
         self._progress = ProgressRecorder(order.epoch)
-        self._pending = self._backend.bind()
-        return Prepared((self._pending.address,), (), self._processes)
+        return Prepared((self._transport.listen(),), (), self._processes)
 
     def _join(self, order: JoinOrder, secret: bytes) -> Answer:
         self._require(order.epoch)
-        pending = self._pending
-        if pending is None:
-            raise StaleEpoch(f"{self.member} was told to join epoch {order.epoch}, which it has not prepared")
         group = GroupSpec(
             epoch=order.epoch,
             rank=order.membership.rank_of(self.member),
@@ -191,10 +182,10 @@ class RefitParticipant:
         )
         limit = self._deadlines.join_s
         with self._watchdog.armed(epoch=order.epoch, abort_s=limit, hard_s=limit) as armed:
-            armed.hand_over(_Breakable(pending, self._progress))
+            armed.hand_over(_Breakable(self._transport, self._progress))
             self._progress.entered = -1
-            self._communicator = pending.join(group, timeout_s=limit)
-        self._progress.communicator = self._communicator
+            self._transport.reconcile_communicator(order.membership, group, timeout_s=limit)
+        self._progress.communicator = self._transport.communicator
         self._progress.completed = -1
         return Done()
 
@@ -203,7 +194,7 @@ class RefitParticipant:
         if self._pinned is None or self._pinned.version != order.version:
             self._pinned = PinnedVersion.of(order.version, source, bucket_bytes)
         self._progress.begin_refit()
-        self._transport.pack_first(self._pinned, order.start_bucket)
+        self._transport.prepare(self._pinned, order.start_bucket)
         return Ready(self._pinned.manifest)
 
     def _pause(self, order: ReadyOrder, pause: Callable[[], None]) -> Answer:
@@ -269,15 +260,10 @@ class RefitParticipant:
     @contextmanager
     def _guarded(self, order: TransferOrder) -> Iterator[RankContext]:
         self._require(order.epoch)
-        communicator = self._communicator
-        if communicator is None:
-            raise StaleEpoch(f"{self.member} has no communicator for epoch {order.epoch}")
         limits = self._deadlines
         with self._watchdog.armed(epoch=order.epoch, abort_s=limits.abort_s, hard_s=limits.hard_s) as armed:
-            armed.hand_over(_Breakable(communicator, self._progress))
-            yield RankContext(
-                communicator, self._progress, self._ticker(armed), lambda phase: self._reached(order.version, phase)
-            )
+            armed.hand_over(_Breakable(self._transport, self._progress))
+            yield RankContext(self._progress, self._ticker(armed), lambda phase: self._reached(order.version, phase))
 
     def _ticker(self, armed: Armed) -> Callable[[], None]:
         progress = self._progress
@@ -317,15 +303,7 @@ class RefitParticipant:
     def _break_group(self, reason: str) -> None:
         if self._working:
             self._progress.hold()
-        for target in (self._pending, self._communicator):
-            if target is not None:
-                target.abort(reason)
-
-    def _leave_group(self) -> None:
-        for target in (self._pending, self._communicator):
-            if target is not None:
-                target.close()
-        self._pending = self._communicator = None
+        self._transport.abort(reason)
 
     def _require(self, epoch: int) -> None:
         if epoch != self._epoch:

@@ -56,6 +56,7 @@ class Launcher:
             limits,
             max_recoveries=self.config.refit.max_recoveries_per_refit,
             min_healthy=self.config.fleet.min_healthy,
+            commit=self.config.refit.commit,
             has_links=load_transport(self.config.refit.transport).has_links,
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

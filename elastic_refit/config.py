@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from elastic_refit.config_source import apply_override, describe, read_mapping
 from elastic_refit.core.deadlines import BandwidthEstimate, Deadlines, check
+from elastic_refit.core.events import CommitMode
 from elastic_refit.core.manifest import ALIGNMENT_BYTES
 from elastic_refit.errors import ConfigError
 from elastic_refit.transports.registry import require_transport
@@ -92,7 +93,7 @@ class RefitConfig(Section):
     bucket_bytes: Annotated[int, Field(gt=0, multiple_of=ALIGNMENT_BYTES)] = 64 << 20
     """Size of one packed buffer, in bytes, a multiple of 16. Each rank holds two. Large: fewer steps; small: less to
     resend after a fault, and progress is seen sooner."""
-    commit: Literal["streamed", "staged"] = "streamed"
+    commit: CommitMode = "streamed"
     """`streamed` applies buckets as they arrive and needs no memory; `staged` receives everything beside the old
     weights, so that an aborted refit leaves a shard serving its old version, for the price of one copy."""
     max_recoveries_per_refit: Annotated[int, Field(ge=0)] = 1
@@ -138,7 +139,7 @@ class DeadlinesConfig(Section):
     apply_s: Seconds = 10.0
     """A shard applies one bucket."""
     finalize_s: Seconds = 15.0
-    """A shard commits after its last bucket."""
+    """A shard commits after its last bucket; with `commit: staged` this is when it applies all of them."""
     hard_s: Seconds = 60.0
     """The whole transfer: every bucket moved and applied."""
     settle_s: Seconds = 12.0

@@ -16,14 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from elastic_refit.beacon import ProgressRecorder
 from elastic_refit.communicators.base import GroupSpec
 from elastic_refit.core.deadlines import Deadlines
 from elastic_refit.core.evidence import Testimony
 from elastic_refit.core.ids import Member, ProcessId
-from elastic_refit.core.manifest import Manifest, differing_buckets
+from elastic_refit.core.manifest import differing_buckets
 from elastic_refit.core.messages import (
     Answer,
     CommitOrder,
@@ -52,12 +51,17 @@ from elastic_refit.errors import (
     PlanMismatch,
     StaleEpoch,
 )
-from elastic_refit.transports.base import OpenUpdate, PinnedVersion, RankContext, WeightSource, WeightTransport
+from elastic_refit.transports.base import (
+    Feed,
+    NamedTensors,
+    OpenUpdate,
+    PinnedVersion,
+    RankContext,
+    WeightSource,
+    WeightTransport,
+)
 from elastic_refit.transports.packing import BucketUnpacker
 from elastic_refit.watchdog import Abortable, Armed, RefitAbortWatchdog
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["RefitParticipant"]
 
@@ -118,9 +122,10 @@ class RefitParticipant:
         released_s = time.monotonic() - began
         update = self._update
         through = update.applied_through if update is not None and update.version == order.version else -1
+        is_beside = update is not None and not update.is_open
         if order.roll_back and in_worker is not None:
             in_worker(self.roll_back)
-        return Settled(through, released_s, self.serving_version)
+        return Settled(through, released_s, self.serving_version, is_beside)
 
     def close(self) -> None:
         self._watchdog.close()
@@ -149,11 +154,17 @@ class RefitParticipant:
         return self._carry_out("in_collective", lambda: self._send(order))
 
     def receive(self, order: TransferOrder, receiver: WeightReceiver) -> Answer:
-        """Shards: receive and apply every bucket from ``start_bucket`` on. Nothing may be scheduled on the engine."""
+        """Shards: receive every bucket from ``start_bucket`` on, and apply it unless the commit is staged.
+
+        Nothing may be scheduled on the engine.
+        """
         return self._carry_out("in_collective", lambda: self._receive(order, receiver))
 
     def commit(self, order: CommitOrder, receiver: WeightReceiver) -> Answer:
-        """Shards: compare the digests, close the update, and serve it. Committing a version twice is no error."""
+        """Shards: compare the digests, apply what was staged, close the update, and serve it.
+
+        Nothing may be scheduled on the engine. Committing a version twice is no error.
+        """
         return self._carry_out("finalizing", lambda: self._commit(order, receiver))
 
     def roll_back(self, receiver: WeightReceiver) -> None:
@@ -219,7 +230,8 @@ class RefitParticipant:
                 f"{self.member} holds {update.applied_through + 1} buckets; the retry begins at {order.start_bucket}"
             )
         with self._guarded(order) as context:
-            digests = self._transport.receive(context, order, update, _Gate(self, update, receiver))
+            feed = update.staged.append if order.commit == "staged" else self._gate(update, receiver)
+            digests = self._transport.receive(context, order, update, feed)
         self._reached(order.version, "ack")
         return Received(digests)
 
@@ -244,6 +256,10 @@ class RefitParticipant:
                 buckets=differing,
             )
         self._reached(order.version, "finalizing")
+        feed = self._gate(update, receiver)
+        while update.staged:
+            feed(update.staged.popleft())
+            self._progress.tick()
         receiver.finish(order.version)
         update.is_open = False
         self.serving_version = order.version
@@ -256,6 +272,18 @@ class RefitParticipant:
             update = OpenUpdate(order.version, order.manifest, BucketUnpacker(order.manifest))
             self._update = update
         return update
+
+    def _gate(self, update: OpenUpdate, receiver: WeightReceiver) -> Feed:
+        """Closes the shard before the first tensor touches the engine: from here until its commit it serves nothing."""
+
+        def feed(tensors: NamedTensors) -> None:
+            if not update.is_open:
+                self.serving_version = None
+                update.is_open = True
+                receiver.begin(update.manifest)
+            receiver.feed(tensors)
+
+        return feed
 
     @contextmanager
     def _guarded(self, order: TransferOrder) -> Iterator[RankContext]:
@@ -314,31 +342,6 @@ class RefitParticipant:
     def _reached(self, version: int, phase: str) -> None:
         if self._reach is not None:
             self._reach(version, phase)
-
-
-class _Gate(WeightReceiver):
-    """Closes the shard before the first bucket touches the engine: from here until its commit it serves nothing."""
-
-    def __init__(self, participant: RefitParticipant, update: OpenUpdate, receiver: WeightReceiver) -> None:
-        self._participant = participant
-        self._update = update
-        self._receiver = receiver
-
-    def begin(self, manifest: Manifest) -> None:
-        self._participant.serving_version = None
-        self._update.is_open = True
-        self._receiver.begin(manifest)
-
-    def feed(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
-        if not self._update.is_open:
-            self.begin(self._update.manifest)
-        self._receiver.feed(tensors)
-
-    def finish(self, version: int) -> None:
-        self._receiver.finish(version)
-
-    def rollback(self) -> None:
-        self._receiver.rollback()
 
 
 @dataclass(frozen=True, slots=True)

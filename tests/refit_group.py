@@ -6,24 +6,29 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from elastic_refit.communicators.base import CommunicatorBackend
 from elastic_refit.communicators.tcp import TcpBackend
 from elastic_refit.config import DeadlinesConfig
+from elastic_refit.core.events import CommitMode
 from elastic_refit.core.ids import Member, ShardId, TrainerId
 from elastic_refit.core.manifest import Manifest, TensorSpec
 from elastic_refit.core.membership import Membership, plan_membership
 from elastic_refit.core.messages import (
     Answer,
     CommitOrder,
+    Committed,
     Done,
     JoinOrder,
+    PingOrder,
     Prepared,
     PrepareOrder,
     Ready,
     ReadyOrder,
+    Received,
     Sent,
     Settled,
     SettleOrder,
@@ -34,11 +39,13 @@ from elastic_refit.participant import RefitParticipant
 from elastic_refit.transports.base import WeightSource, WeightTransport
 from elastic_refit.transports.broadcast import BroadcastTransport
 from elastic_refit.transports.packing import tensor_specs
+from tests.waiting import wait_until
 
-__all__ = ["BUCKET_BYTES", "LIMITS", "Engine", "Group", "Weights", "digests_sent"]
+__all__ = ["BUCKET_BYTES", "LIMITS", "Engine", "FailingWeights", "Group", "Weights", "digests_sent"]
 
 LIMITS = DeadlinesConfig().limits
 MakeTransport = Callable[[CommunicatorBackend], WeightTransport]
+InWorker = Callable[[Callable[[WeightReceiver], Any]], Any]
 BUCKET_BYTES = 4096
 
 
@@ -54,6 +61,23 @@ class Weights(WeightSource):
 
     def materialize(self, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
         return {name: self.tensors[name] for name in names}
+
+
+class FailingWeights(Weights):
+    """A trainer that breaks once, when it packs a bucket in the middle and the shards have taken two."""
+
+    def __init__(self, version: int, group: Group) -> None:
+        super().__init__(version)
+        self._group = group
+        self.breaks_at = "w5"
+        self._has_failed = False
+
+    def materialize(self, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
+        if self.breaks_at in names and not self._has_failed:
+            self._has_failed = True
+            wait_until(lambda: min(map(self._group.applied, self._group.engines)) >= 1, timeout_s=30)
+            raise RuntimeError("no more weights for now")
+        return super().materialize(names)
 
 
 def digests_sent(answers: Mapping[Member, Answer]) -> tuple[int, ...]:
@@ -90,13 +114,20 @@ class Engine(WeightReceiver):
         self.calls.append("rollback")
 
 
+def _calling(engine: Engine) -> InWorker:
+    return lambda function: function(engine)
+
+
 class Group:
     """One trainer and some shards; carries out what a coordinator would order, each member on a thread of its own."""
 
-    def __init__(self, shards: int, *, transport: MakeTransport = BroadcastTransport) -> None:
+    def __init__(self, shards: int, *, transport: MakeTransport = BroadcastTransport, commit: CommitMode = "streamed"):
         self.weights: WeightSource = Weights(0)
         self.bucket_bytes = BUCKET_BYTES
+        self.commit_mode: CommitMode = commit
         self.engines = {ShardId(index): Engine() for index in range(shards)}
+        self.workers: dict[ShardId, InWorker] = {shard: _calling(engine) for shard, engine in self.engines.items()}
+        """How each shard's receiver is reached; a test may put another engine's in its place."""
         everybody: tuple[Member, ...] = (TrainerId(0), *self.engines)
         backend = TcpBackend(chunk_bytes=1024)
         self.members: dict[Member, RefitParticipant] = {
@@ -129,24 +160,36 @@ class Group:
         ready = self.members[TrainerId(0)].pin(ReadyOrder(group.epoch, version, start), self.weights, self.bucket_bytes)
         assert isinstance(ready, Ready)
         assert ready.manifest is not None
-        order = TransferOrder(group.epoch, version, ready.manifest, start)
+        order = TransferOrder(group.epoch, version, ready.manifest, start, self.commit_mode)
 
         def move(member: Member) -> Answer:
             if isinstance(member, TrainerId):
                 return self.members[member].send(order)
-            return self.members[member].receive(order, self.engines[member])
+            return self.workers[member](lambda receiver: self.members[member].receive(order, receiver))
 
         return self.everywhere(group, move), ready.manifest
 
+    def applied(self, shard: ShardId) -> int:
+        """The highest bucket that the shard has taken in this attempt, by its own word."""
+        return self.members[shard].ping(PingOrder(0)).beacon.applied
+
+    def refit(self, version: int, *, epoch: int, shards: Sequence[int], start: int = 0) -> None:
+        """A whole refit, from ``start`` on, that must succeed everywhere."""
+        answers, _ = self.transfer(self.build(epoch, shards), version, start)
+        digests = digests_sent(answers)
+        for shard in shards:
+            assert answers[ShardId(shard)] == Received(digests)
+            assert self.commit(shard, epoch, version, digests) == Committed(version)
+
     def settle(self, member: Member, epoch: int, version: int = 1, *, roll_back: bool = False) -> Settled:
-        engine = self.engines.get(member) if isinstance(member, ShardId) else None
-        in_worker = None if engine is None else (lambda function: function(engine))
+        in_worker = self.workers[member] if isinstance(member, ShardId) else None
         answer = self.members[member].settle(SettleOrder(epoch, version, "a test", roll_back), in_worker)
         assert isinstance(answer, Settled)
         return answer
 
     def commit(self, shard: int, epoch: int, version: int, digests: tuple[int, ...]) -> Answer:
-        return self.members[ShardId(shard)].commit(CommitOrder(epoch, version, digests), self.engines[ShardId(shard)])
+        member, order = self.members[ShardId(shard)], CommitOrder(epoch, version, digests)
+        return self.workers[ShardId(shard)](lambda receiver: member.commit(order, receiver))
 
     def holds_all(self, shard: int) -> bool:
         """Whether the shard's engine holds exactly what the trainer has, bit for bit."""

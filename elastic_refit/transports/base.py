@@ -7,6 +7,7 @@ What must never happen here: a bucket applied that was not received whole, or a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     import torch
 
     from elastic_refit.communicators.base import Communicator, CommunicatorBackend, GroupSpec, PendingCommunicator
-    from elastic_refit.engines.base import WeightReceiver
 
 __all__ = [
+    "Feed",
     "GroupTransport",
+    "NamedTensors",
     "OpenUpdate",
     "PinnedVersion",
     "RankContext",
@@ -33,6 +35,12 @@ __all__ = [
     "WeightTransport",
     "take_bucket",
 ]
+
+
+NamedTensors = Sequence[tuple[str, "torch.Tensor"]]
+"""Whole tensors by their checkpoint names."""
+Feed = Callable[[NamedTensors], None]
+"""Takes tensors whose memory is given away, in the manifest's order."""
 
 
 class WeightSource(ABC):
@@ -85,18 +93,20 @@ class PinnedVersion:
 
 @dataclass(slots=True)
 class OpenUpdate:
-    """The receiver's side of one version: what the engine has been fed, over all attempts."""
+    """The receiver's side of one version: what the engine has been fed, or what is kept for it, over all attempts."""
 
     version: int
     manifest: Manifest
     unpacker: BucketUnpacker
     digests: list[int] = field(default_factory=list)
+    staged: deque[NamedTensors] = field(default_factory=deque)
+    """What came and waits for the commit, in memory that nobody else writes to: one entry per bucket."""
     is_open: bool = False
     """The engine was told to begin, and neither to finish nor to roll back."""
 
     @property
     def applied_through(self) -> int:
-        """The highest bucket that the engine was fed, -1 if none."""
+        """The highest bucket that was fed or kept, -1 if none."""
         return len(self.digests) - 1
 
 
@@ -112,9 +122,7 @@ class RankContext:
     reach: Callable[[str], None]
 
 
-def take_bucket(
-    context: RankContext, bucket: int, buffer: torch.Tensor, *, update: OpenUpdate, receiver: WeightReceiver
-) -> None:
+def take_bucket(context: RankContext, bucket: int, buffer: torch.Tensor, *, update: OpenUpdate, feed: Feed) -> None:
     """Digest a bucket that was received whole and feed it, unless ``update`` already holds it.
 
     ``buffer`` is given away: what is fed may be a view into it.
@@ -124,7 +132,7 @@ def take_bucket(
         return
     context.progress.enter("applying", waiting_on="engine")
     digest = digest_bucket(buffer, update.manifest.digest)
-    receiver.feed(update.unpacker.unpack(bucket, buffer))
+    feed(update.unpacker.unpack(bucket, buffer))
     update.digests.append(digest)
     context.progress.applied = bucket
     context.tick()
@@ -170,9 +178,7 @@ class WeightTransport(ABC):
         """Trainer side; every trainer rank calls it. Returns the digests of all buckets on rank 0, else nothing."""
 
     @abstractmethod
-    def receive(
-        self, context: RankContext, order: TransferOrder, update: OpenUpdate, receiver: WeightReceiver
-    ) -> tuple[int, ...]:
+    def receive(self, context: RankContext, order: TransferOrder, update: OpenUpdate, feed: Feed) -> tuple[int, ...]:
         """Shard side: give every bucket to :func:`take_bucket`; returns the digests of all of them as received."""
 
     def abort(self, reason: str) -> None:

@@ -13,8 +13,7 @@ import torch
 
 from elastic_refit.communicators.base import CommunicatorBackend, Progress
 from elastic_refit.core.messages import TransferOrder
-from elastic_refit.engines.base import WeightReceiver
-from elastic_refit.transports.base import GroupTransport, OpenUpdate, PinnedVersion, RankContext, take_bucket
+from elastic_refit.transports.base import Feed, GroupTransport, OpenUpdate, PinnedVersion, RankContext, take_bucket
 from elastic_refit.transports.packing import byte_view, fresh_buffer
 
 __all__ = ["BroadcastTransport"]
@@ -57,13 +56,11 @@ class BroadcastTransport(GroupTransport):
                     coming.result()
         return pinned.all_digests() if self._is_root else ()
 
-    def receive(
-        self, context: RankContext, order: TransferOrder, update: OpenUpdate, receiver: WeightReceiver
-    ) -> tuple[int, ...]:
+    def receive(self, context: RankContext, order: TransferOrder, update: OpenUpdate, feed: Feed) -> tuple[int, ...]:
         for bucket in range(order.start_bucket, order.manifest.num_buckets):
             buffer = fresh_buffer(order.manifest.buckets[bucket])
             self._broadcast(context, bucket, buffer)
-            take_bucket(context, bucket, buffer, update=update, receiver=receiver)
+            take_bucket(context, bucket, buffer, update=update, feed=feed)
         return tuple(update.digests)
 
     def close(self) -> None:

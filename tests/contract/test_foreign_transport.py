@@ -40,11 +40,11 @@ class SpoolTransport(WeightTransport):
             os.replace(f"{FOLDER}/draft", f"{FOLDER}/{order.version}.{bucket}")
         return pinned.all_digests()
 
-    def receive(self, context, order, update, receiver):
+    def receive(self, context, order, update, feed):
         for bucket in range(order.manifest.num_buckets):
             while not os.path.exists(path := f"{FOLDER}/{order.version}.{bucket}"):
                 time.sleep(0.001)
-            take_bucket(context, bucket, torch.load(path), update=update, receiver=receiver)
+            take_bucket(context, bucket, torch.load(path), update=update, feed=feed)
         return tuple(update.digests)
 
     def close(self):

@@ -24,6 +24,7 @@ from elastic_refit.core.ledger_state import LedgerPolicy
 from elastic_refit.core.refit_state import RefitPolicy
 from elastic_refit.engines.registry import engine_environment
 from elastic_refit.errors import ConfigError
+from elastic_refit.transports.base import Packing
 from elastic_refit.transports.registry import load_transport
 
 __all__ = ["Launcher", "require_cpus"]
@@ -88,7 +89,9 @@ class Launcher:
 
     def _setup(self, member: Member) -> ParticipantSetup:
         refit = self.config.refit
-        return ParticipantSetup(member, self.config.deadlines.limits, refit.bucket_bytes, refit.transport)
+        return ParticipantSetup(
+            member, self.config.deadlines.limits, Packing(refit.bucket_bytes, refit.digest), refit.transport
+        )
 
 
 def require_cpus(config: RunConfig) -> None:

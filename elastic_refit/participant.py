@@ -53,8 +53,10 @@ from elastic_refit.errors import (
 )
 from elastic_refit.transports.base import (
     Feed,
+    ManifestKeeper,
     NamedTensors,
     OpenUpdate,
+    Packing,
     PinnedVersion,
     RankContext,
     WeightSource,
@@ -95,6 +97,7 @@ class RefitParticipant:
         self._progress = ProgressRecorder()
         self._epoch = -1
         self._coordinator = -1
+        self._manifests = ManifestKeeper()
         self._pinned: PinnedVersion | None = None
         self._update: OpenUpdate | None = None
         self._idle = threading.Condition()
@@ -141,9 +144,9 @@ class RefitParticipant:
         """Connect to the group; blocks at most ``join_s``."""
         return self._carry_out("joining", lambda: self._join(order, secret))
 
-    def pin(self, order: ReadyOrder, source: WeightSource, bucket_bytes: int) -> Answer:
+    def pin(self, order: ReadyOrder, source: WeightSource, packing: Packing) -> Answer:
         """Trainers: hold the version still and pack the first bucket."""
-        return self._carry_out("packing", lambda: self._pin(order, source, bucket_bytes))
+        return self._carry_out("packing", lambda: self._pin(order, source, packing))
 
     def pause(self, order: ReadyOrder, pause: Callable[[], None]) -> Answer:
         """Shards: return when nothing is scheduled on the engine any more."""
@@ -200,10 +203,11 @@ class RefitParticipant:
         self._progress.completed = -1
         return Done()
 
-    def _pin(self, order: ReadyOrder, source: WeightSource, bucket_bytes: int) -> Answer:
+    def _pin(self, order: ReadyOrder, source: WeightSource, packing: Packing) -> Answer:
         self._require(order.epoch)
         if self._pinned is None or self._pinned.version != order.version:
-            self._pinned = PinnedVersion.of(order.version, source, bucket_bytes)
+            manifest = self._manifests.manifest_of(source.specs(), packing)
+            self._pinned = PinnedVersion(order.version, source, manifest)
         self._progress.begin_refit()
         self._transport.prepare(self._pinned, order.start_bucket)
         return Ready(self._pinned.manifest)

@@ -36,7 +36,7 @@ from elastic_refit.core.messages import (
 )
 from elastic_refit.engines.base import WeightReceiver
 from elastic_refit.participant import RefitParticipant
-from elastic_refit.transports.base import WeightSource, WeightTransport
+from elastic_refit.transports.base import Packing, WeightSource, WeightTransport
 from elastic_refit.transports.broadcast import BroadcastTransport
 from elastic_refit.transports.packing import tensor_specs
 from tests.waiting import wait_until
@@ -123,7 +123,7 @@ class Group:
 
     def __init__(self, shards: int, *, transport: MakeTransport = BroadcastTransport, commit: CommitMode = "streamed"):
         self.weights: WeightSource = Weights(0)
-        self.bucket_bytes = BUCKET_BYTES
+        self.packing = Packing(BUCKET_BYTES)
         self.commit_mode: CommitMode = commit
         self.engines = {ShardId(index): Engine() for index in range(shards)}
         self.workers: dict[ShardId, InWorker] = {shard: _calling(engine) for shard, engine in self.engines.items()}
@@ -157,7 +157,7 @@ class Group:
         return group
 
     def transfer(self, group: Membership, version: int, start: int = 0) -> tuple[dict[Member, Answer], Manifest]:
-        ready = self.members[TrainerId(0)].pin(ReadyOrder(group.epoch, version, start), self.weights, self.bucket_bytes)
+        ready = self.members[TrainerId(0)].pin(ReadyOrder(group.epoch, version, start), self.weights, self.packing)
         assert isinstance(ready, Ready)
         assert ready.manifest is not None
         order = TransferOrder(group.epoch, version, ready.manifest, start, self.commit_mode)
@@ -165,7 +165,8 @@ class Group:
         def move(member: Member) -> Answer:
             if isinstance(member, TrainerId):
                 return self.members[member].send(order)
-            return self.workers[member](lambda receiver: self.members[member].receive(order, receiver))
+            answer: Answer = self.workers[member](lambda receiver: self.members[member].receive(order, receiver))
+            return answer
 
         return self.everywhere(group, move), ready.manifest
 
@@ -189,7 +190,8 @@ class Group:
 
     def commit(self, shard: int, epoch: int, version: int, digests: tuple[int, ...]) -> Answer:
         member, order = self.members[ShardId(shard)], CommitOrder(epoch, version, digests)
-        return self.workers[ShardId(shard)](lambda receiver: member.commit(order, receiver))
+        answer: Answer = self.workers[ShardId(shard)](lambda receiver: member.commit(order, receiver))
+        return answer
 
     def holds_all(self, shard: int) -> bool:
         """Whether the shard's engine holds exactly what the trainer has, bit for bit."""

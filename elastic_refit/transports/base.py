@@ -6,9 +6,10 @@ What must never happen here: a bucket applied that was not received whole, or a 
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,7 +18,8 @@ from elastic_refit.core.manifest import Manifest, TensorSpec, build_manifest
 from elastic_refit.core.membership import Membership, should_rebuild
 from elastic_refit.core.messages import TransferOrder
 from elastic_refit.errors import StaleEpoch
-from elastic_refit.transports.packing import BucketUnpacker, digest_bucket, pack_bucket
+from elastic_refit.transports.digests import digest_bucket
+from elastic_refit.transports.packing import BucketUnpacker, pack_bucket
 
 if TYPE_CHECKING:
     import torch
@@ -27,14 +29,18 @@ if TYPE_CHECKING:
 __all__ = [
     "Feed",
     "GroupTransport",
+    "ManifestKeeper",
     "NamedTensors",
     "OpenUpdate",
+    "Packing",
     "PinnedVersion",
     "RankContext",
     "WeightSource",
     "WeightTransport",
     "take_bucket",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 NamedTensors = Sequence[tuple[str, "torch.Tensor"]]
@@ -63,6 +69,32 @@ class WeightSource(ABC):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a trainer cuts its weights: the largest bucket, in bytes, and the digest that proves each."""
+
+    bucket_bytes: int
+    digest: str = "xxh3"
+
+
+class ManifestKeeper:
+    """The manifest of the model as it is laid out; made anew only when that changes, and then it says so."""
+
+    def __init__(self) -> None:
+        self._manifest: Manifest | None = None
+        self._packing: Packing | None = None
+
+    def manifest_of(self, specs: Iterable[TensorSpec], packing: Packing) -> Manifest:
+        tensors, known = tuple(specs), self._manifest
+        if known is not None and (known.tensors, self._packing) == (tensors, packing):
+            return known
+        self._packing = packing
+        self._manifest = made = build_manifest(tensors, packing.bucket_bytes, digest=packing.digest)
+        event = "manifest_made" if known is None else "manifest_remade"
+        logger.info(event, extra={"tensors": len(tensors), "buckets": made.num_buckets, "digest": made.digest})
+        return made
+
+
 @dataclass(slots=True)
 class PinnedVersion:
     """The sender's side of one version: it lives from the first attempt until the refit has landed or ended."""
@@ -72,10 +104,6 @@ class PinnedVersion:
     manifest: Manifest
     digests: dict[int, int] = field(default_factory=dict)
     """By bucket, of what was packed; a retry completes it."""
-
-    @classmethod
-    def of(cls, version: int, source: WeightSource, bucket_bytes: int) -> PinnedVersion:
-        return cls(version, source, build_manifest(source.specs(), bucket_bytes))
 
     def tensors_of(self, bucket: int) -> Mapping[str, torch.Tensor]:
         """The tensors of which pieces lie in ``bucket``. Every trainer rank asks for the same ones, in one order."""

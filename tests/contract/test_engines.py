@@ -14,6 +14,7 @@ from elastic_refit.core.manifest import Manifest, build_manifest
 from elastic_refit.demo.tiny_model import Family
 from elastic_refit.engines.base import NO_VERSION, SamplingSpec, WeightReceiver
 from elastic_refit.errors import DigestMismatch, PlanMismatch, ShardError, TransportError
+from elastic_refit.transports.base import Packing
 from elastic_refit.transports.packing import tensor_specs
 from tests.engine_lab import BUCKET_BYTES, EXACT, PROMPTS, Lab, logprob_gap
 from tests.refit_group import FailingWeights, Group
@@ -259,7 +260,7 @@ def test_a_refit_that_breaks_off_and_is_taken_up_again_is_exact_in_both_commits(
     before, old = lab.sample(), lab.version
     group = Group(shards=1, commit=commit)
     group.workers[ShardId(0)] = lab.engine.in_worker
-    group.bucket_bytes = BUCKET_BYTES
+    group.packing = Packing(BUCKET_BYTES)
     lab.step()
     group.weights = TrainerWeights(lab, group)
     lab.engine.pause()

@@ -23,7 +23,7 @@ from elastic_refit.core.messages import (
     TransferOrder,
 )
 from elastic_refit.participant import RefitParticipant
-from tests.refit_group import BUCKET_BYTES, Group, Weights, digests_sent
+from tests.refit_group import Group, Weights, digests_sent
 from tests.waiting import wait_until
 
 
@@ -146,14 +146,14 @@ def test_an_epoch_that_was_aborted_before_the_order_came_is_not_entered(group: G
     for member in membership.members:
         group.settle(member, 1)
     order = ReadyOrder(1, 1, 0)
-    answer = group.members[TrainerId(0)].pin(order, group.weights, BUCKET_BYTES)
+    answer = group.members[TrainerId(0)].pin(order, group.weights, group.packing)
     assert isinstance(answer, Testimony)
     assert answer.kind == "aborted"
 
 
 def test_a_settle_frees_whoever_waits_for_a_peer_that_never_comes(group: Group) -> None:
     membership = group.build(1, [0, 1, 2])
-    ready = group.members[TrainerId(0)].pin(ReadyOrder(1, 1, 0), group.weights, BUCKET_BYTES)
+    ready = group.members[TrainerId(0)].pin(ReadyOrder(1, 1, 0), group.weights, group.packing)
     assert isinstance(ready, Ready)
     assert ready.manifest is not None
     order, shard = TransferOrder(1, 1, ready.manifest, 0), ShardId(membership.shard_ids[-1].index)
@@ -172,7 +172,7 @@ def _wait_until_in_the_collective(participant: RefitParticipant) -> None:
 
 def test_what_a_rank_waited_for_is_still_known_after_it_was_broken_off(group: Group) -> None:
     group.build(1, [0, 1, 2])
-    ready = group.members[TrainerId(0)].pin(ReadyOrder(1, 1, 0), group.weights, BUCKET_BYTES)
+    ready = group.members[TrainerId(0)].pin(ReadyOrder(1, 1, 0), group.weights, group.packing)
     assert isinstance(ready, Ready)
     assert ready.manifest is not None
     order, shard = TransferOrder(1, 1, ready.manifest, 0), group.members[ShardId(1)]

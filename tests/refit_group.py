@@ -15,7 +15,7 @@ from elastic_refit.communicators.tcp import TcpBackend
 from elastic_refit.config import DeadlinesConfig
 from elastic_refit.core.events import CommitMode
 from elastic_refit.core.ids import Member, ShardId, TrainerId
-from elastic_refit.core.manifest import Manifest, TensorSpec
+from elastic_refit.core.manifest import Manifest, TensorSpec, build_manifest
 from elastic_refit.core.membership import Membership, plan_membership
 from elastic_refit.core.messages import (
     Answer,
@@ -119,19 +119,32 @@ def _calling(engine: Engine) -> InWorker:
 
 
 class Group:
-    """One trainer and some shards; carries out what a coordinator would order, each member on a thread of its own."""
+    """Trainers and shards; carries out what a coordinator would order, each member on a thread of its own."""
 
-    def __init__(self, shards: int, *, transport: MakeTransport = BroadcastTransport, commit: CommitMode = "streamed"):
+    def __init__(
+        self,
+        shards: int,
+        *,
+        trainers: int = 1,
+        transport: MakeTransport = BroadcastTransport,
+        commit: CommitMode = "streamed",
+    ) -> None:
+        self.trainers = tuple(TrainerId(rank) for rank in range(trainers))
         self.weights: WeightSource = Weights(0)
+        self.sources: dict[TrainerId, WeightSource] = {}
+        """Of trainers whose source is not ``weights``."""
+        self.on_reach: Callable[[Member, str], None] = lambda member, phase: None
+        """Called on the member's own thread when it has come to a phase; what it raises is the member's own error."""
         self.packing = Packing(BUCKET_BYTES)
         self.commit_mode: CommitMode = commit
         self.engines = {ShardId(index): Engine() for index in range(shards)}
         self.workers: dict[ShardId, InWorker] = {shard: _calling(engine) for shard, engine in self.engines.items()}
         """How each shard's receiver is reached; a test may put another engine's in its place."""
-        everybody: tuple[Member, ...] = (TrainerId(0), *self.engines)
+        everybody: tuple[Member, ...] = (*self.trainers, *self.engines)
         backend = TcpBackend(chunk_bytes=1024)
         self.members: dict[Member, RefitParticipant] = {
-            member: RefitParticipant(member, transport(backend), deadlines=LIMITS) for member in everybody
+            member: RefitParticipant(member, transport(backend), deadlines=LIMITS, reach=self._reaching(member))
+            for member in everybody
         }
         self._threads = ThreadPoolExecutor(max_workers=2 * len(self.members))
 
@@ -145,7 +158,7 @@ class Group:
         return {member: call.result(timeout=60) for member, call in calls.items()}
 
     def build(self, epoch: int, shards: Sequence[int]) -> Membership:
-        group = plan_membership(1, [1] * len(self.engines), [ShardId(s) for s in shards], epoch=epoch)
+        group = plan_membership(len(self.trainers), [1] * len(self.engines), [ShardId(s) for s in shards], epoch=epoch)
         prepared = self.everywhere(group, lambda m: self.members[m].prepare(PrepareOrder(epoch, 0)))
         addresses: list[str] = []
         for answer in prepared.values():
@@ -157,8 +170,8 @@ class Group:
         return group
 
     def transfer(self, group: Membership, version: int, start: int = 0) -> tuple[dict[Member, Answer], Manifest]:
-        ready = self.members[TrainerId(0)].pin(ReadyOrder(group.epoch, version, start), self.weights, self.packing)
-        assert isinstance(ready, Ready)
+        ready = self.pin(ReadyOrder(group.epoch, version, start))
+        assert isinstance(ready, Ready), ready
         assert ready.manifest is not None
         order = TransferOrder(group.epoch, version, ready.manifest, start, self.commit_mode)
 
@@ -169,6 +182,24 @@ class Group:
             return answer
 
         return self.everywhere(group, move), ready.manifest
+
+    @property
+    def num_buckets(self) -> int:
+        """Of the weights as they are."""
+        return build_manifest(self.weights.specs(), self.packing.bucket_bytes).num_buckets
+
+    def pin(self, order: ReadyOrder) -> Answer:
+        """Every trainer gets ready; the answer of the first."""
+
+        def pin(trainer: TrainerId) -> Answer:
+            return self.members[trainer].pin(order, self.sources.get(trainer, self.weights), self.packing)
+
+        pinned = [self._threads.submit(pin, trainer) for trainer in self.trainers]
+        answers = [each.result(timeout=60) for each in pinned]
+        return answers[0]
+
+    def _reaching(self, member: Member) -> Callable[[int, str], None]:
+        return lambda version, phase: self.on_reach(member, phase)
 
     def applied(self, shard: ShardId) -> int:
         """The highest bucket that the shard has taken in this attempt, by its own word."""
@@ -200,7 +231,11 @@ class Group:
         return held.keys() == sent.keys() and all(_is_equal(held[name], sent[name]) for name in names)
 
 
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+
 def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Bit for bit: NaNs equal themselves, and zeros have a sign."""
     same_kind = (one.dtype, one.shape) == (other.dtype, other.shape)
-    return same_kind and torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
+    return same_kind and torch.equal(_bytes_of(one), _bytes_of(other))

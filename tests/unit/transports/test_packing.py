@@ -68,6 +68,13 @@ def test_lazily_conjugated_and_transposed_sources_are_packed_as_they_read() -> N
         assert torch.equal(tensor, tensors[name])
 
 
+def test_a_strided_view_of_a_single_element_is_packed_like_any_other() -> None:
+    tensors = {"one": torch.tensor([7.0, 8.0])[::2], "column": torch.arange(4.0).reshape(4, 1)[1:2].t()}
+    manifest = build_manifest(tensor_specs(tensors.items()), 1024)
+    whole = dict(BucketUnpacker(manifest).unpack(0, packed(manifest, tensors)[0]))
+    assert (whole["one"].tolist(), whole["column"].tolist()) == ([7.0], [[1.0]])
+
+
 def test_a_tensor_of_one_bucket_is_a_view_of_its_buffer_and_a_split_one_owns_its_memory() -> None:
     manifest, tensors = three()
     buffers = packed(manifest, tensors)

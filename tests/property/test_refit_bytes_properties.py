@@ -88,7 +88,7 @@ def bucket_bytes(model: RandomModel, num_buckets: int) -> int:
 
 
 @given(cases)
-@settings(max_examples=25, phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink])
+@settings(max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink])
 def test_whoever_is_left_commits_the_trainers_bytes_wherever_a_shard_was_lost(case: Case) -> None:
     model = RandomModel(case)
     group = Group(case.num_shards, trainers=case.num_trainers, commit=case.commit)

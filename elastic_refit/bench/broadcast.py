@@ -99,7 +99,7 @@ class _Bench:
         return {share: {"median": statistics.median(found), "max": max(found)} for share, found in costs.items()}
 
     def _round(self) -> dict[str, float]:
-        took = {commit: self._refit(commit).total_s for commit in _COMMITS}
+        took: dict[str, float] = {commit: self._refit(commit).total_s for commit in _COMMITS}
         took["gloo"] = self._slowest("timed_gloo", self._size, 0)
         if self._object_store is not None:
             took["object_store"] = self._object_store()

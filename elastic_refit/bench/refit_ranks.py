@@ -191,7 +191,7 @@ class RefitRanks:
     ) -> None:
         self.epoch = 0
         self._num_trainers, self._num_shards = trainers, shards
-        members = (*map(TrainerId, range(trainers)), *map(ShardId, range(shards)))
+        members: tuple[Member, ...] = (*map(TrainerId, range(trainers)), *map(ShardId, range(shards)))
         self.processes: dict[Member, RankProcess] = {
             member: RankProcess("tcp", seat=seat, chunk_bytes=chunk_bytes) for member in members
         }

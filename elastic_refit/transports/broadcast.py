@@ -61,6 +61,7 @@ class BroadcastTransport(GroupTransport):
             buffer = fresh_buffer(order.manifest.buckets[bucket])
             self._broadcast(context, bucket, buffer)
             take_bucket(context, bucket, buffer, update=update, feed=feed)
+            del buffer  # before the next one is allocated
         return tuple(update.digests)
 
     def close(self) -> None:

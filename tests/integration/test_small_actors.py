@@ -1,4 +1,4 @@
-"""The coordinator's own calls with real Ray: which refits it begins when several are asked for at once."""
+"""Single actors with real Ray: which refits the coordinator begins, and the bench's rival, the object store."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
 
+from elastic_refit.actors.bench import _through_the_store
 from elastic_refit.actors.coordinator import RefitCoordinator, RefitReport, coordinator_options
 from elastic_refit.actors.ledger import ledger_actor
 from elastic_refit.config import DeadlinesConfig
@@ -60,3 +61,8 @@ def test_a_newer_version_takes_the_place_of_one_that_waits_and_its_caller_is_tol
     (tmp_path / "go").touch()
     assert [report.version for report in ray.get([first, third], timeout=WAIT_S)] == [1, 3]
     assert not (tmp_path / "began 2").exists()
+
+
+def test_the_rival_through_the_object_store_says_how_long_every_receiver_took(ray_cluster: None) -> None:
+    move = _through_the_store(1 << 20, 2)
+    assert all(0 < move() < WAIT_S for _ in range(2))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
@@ -83,11 +84,8 @@ class Mutation:
 
 def mutations() -> Iterator[Mutation]:
     """All of them."""
-    for commit in COMMITS:
-        for digest in DIGESTS:
-            for kind in KINDS:
-                for place in PLACES:
-                    yield from (Mutation(kind, place, bucket, commit, digest) for bucket in range(NUM_BUCKETS))
+    for commit, digest, kind, place in product(COMMITS, DIGESTS, KINDS, PLACES):
+        yield from (Mutation(kind, place, bucket, commit, digest) for bucket in range(NUM_BUCKETS))
 
 
 class Lab:

@@ -143,7 +143,8 @@ class DeadlinesConfig(Section):
     hard_s: Seconds = 60.0
     """The whole transfer: every bucket moved and applied."""
     settle_s: Seconds = 12.0
-    """Survivors answer the abort order; covers order_s + apply_s, since they finish the bucket that they apply."""
+    """Survivors answer the abort order; covers order_s and the longer of `pack_s apply_s`, since trainers finish the
+    bucket that they pack and shards the one that they apply."""
     ledger_s: Seconds = 10.0
     """One call to the ledger; covers its restart."""
     coordinator_restart_s: Seconds = 20.0

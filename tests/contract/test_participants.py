@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from elastic_refit.core.evidence import Testimony
 from elastic_refit.core.ids import Member, ShardId, TrainerId
@@ -20,6 +22,8 @@ from elastic_refit.core.messages import (
     Ready,
     ReadyOrder,
     Received,
+    Settled,
+    SettleOrder,
     TransferOrder,
 )
 from elastic_refit.participant import RefitParticipant
@@ -85,6 +89,37 @@ def test_survivors_go_on_where_they_were_and_are_fed_each_tensor_once(group: Gro
         assert group.holds_all(shard)
         assert sorted(group.engines[ShardId(shard)].fed) == sorted(spec.name for spec in group.weights.specs())
         assert group.engines[ShardId(shard)].calls == ["begin", "finish 1"]
+
+
+def test_a_trainer_leaves_a_broken_attempt_only_when_it_has_packed_what_it_had_begun(group: Group) -> None:
+    """Or the retry would pack into a buffer that the attempt before still writes to."""
+    packing, may_pack = threading.Event(), threading.Event()
+
+    class Slow(Weights):
+        def materialize(self, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
+            if "w4" in names and not may_pack.is_set():
+                packing.set()
+                assert may_pack.wait(30)
+            return super().materialize(names)
+
+    def die(member: Member, phase: str) -> None:
+        if member == ShardId(0):
+            assert packing.wait(30)
+            raise RuntimeError("the process is gone")
+
+    group.weights, group.on_reach = Slow(1), die
+    with ThreadPoolExecutor(max_workers=2) as thread:
+        attempt = thread.submit(group.transfer, group.build(1, [0, 1]), 1)
+        assert packing.wait(30)
+        order = SettleOrder(1, 1, "a test", roll_back=False)
+        settling = thread.submit(group.members[TrainerId(0)].settle, order)
+        assert not attempt.done()
+        may_pack.set()
+        attempt.result(timeout=60)
+        assert isinstance(settling.result(timeout=60), Settled)
+    group.on_reach = lambda member, phase: None
+    group.refit(1, epoch=2, shards=[1], start=group.settle(ShardId(1), 1).applied_through + 1)
+    assert group.holds_all(1)
 
 
 def test_an_update_that_is_rolled_back_leaves_nothing_of_it_for_the_next(group: Group) -> None:

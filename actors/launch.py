@@ -24,6 +24,8 @@ from elastic_refit.core.ledger_state import LedgerPolicy
 from elastic_refit.core.refit_state import RefitPolicy
 from elastic_refit.engines.registry import engine_environment
 from elastic_refit.errors import ConfigError
+from elastic_refit.transports.base import Packing
+from elastic_refit.transports.registry import load_transport
 
 __all__ = ["Launcher", "require_cpus"]
 
@@ -55,6 +57,8 @@ class Launcher:
             limits,
             max_recoveries=self.config.refit.max_recoveries_per_refit,
             min_healthy=self.config.fleet.min_healthy,
+            commit=self.config.refit.commit,
+            has_links=load_transport(self.config.refit.transport).has_links,
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         actor = ray.remote(**coordinator_options())(RefitCoordinator)
@@ -84,7 +88,10 @@ class Launcher:
         )
 
     def _setup(self, member: Member) -> ParticipantSetup:
-        return ParticipantSetup(member, self.config.deadlines.limits, self.config.refit.bucket_bytes)
+        refit = self.config.refit
+        return ParticipantSetup(
+            member, self.config.deadlines.limits, Packing(refit.bucket_bytes, refit.digest), refit.transport
+        )
 
 
 def require_cpus(config: RunConfig) -> None:

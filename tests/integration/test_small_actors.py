@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -39,7 +40,8 @@ class Recording(RefitCoordinator):
 @pytest.fixture
 def coordinator(ray_cluster: None, tmp_path: Path) -> Iterator[ActorHandle[Recording]]:
     ledger = ledger_actor(tmp_path / "ledger.jsonl", run_id="run", policy=LedgerPolicy())
-    kind = ray.remote(**coordinator_options())(Recording)
+    remote: Any = ray.remote  # its stubs do not know what a class becomes
+    kind = remote(**coordinator_options())(Recording)
     policy = RefitPolicy(DeadlinesConfig().limits)
     actor = kind.remote(policy, ledger, ledger_s=WAIT_S, widths=(1,), incident_folder=str(tmp_path))
     ray.get(actor.watch.remote(str(tmp_path)), timeout=WAIT_S)

@@ -95,6 +95,10 @@ class Lifeline:
     def find(self, lane: Lane) -> Link | None:
         return self._links.get(lane)
 
+    def links(self) -> tuple[Link, ...]:
+        """Those held, of whichever lanes."""
+        return tuple(self._links.values())
+
     def keep(self, resource: R) -> R:
         """Have ``resource`` closed with the links."""
         with self._lock:

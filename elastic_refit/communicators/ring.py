@@ -160,9 +160,7 @@ class RingCommunicator(Communicator, Generic[Message]):
 
     def _move(self, transfers: list[Transfer], deadline: float = math.inf) -> None:
         """Move messages over links that are open, or that the peer opens."""
-        exchange(
-            transfers, find_link=self._wiring.find, bell=self._life.bell, watch=self._watch, deadline=deadline
-        )
+        exchange(transfers, find_link=self._wiring.find, bell=self._life.bell, watch=self._watch, deadline=deadline)
 
     def _watch(self, lane: Lane) -> None:
         self._waiting_on = ("send" if lane.is_send else "recv", lane.peer)

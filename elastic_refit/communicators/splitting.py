@@ -16,7 +16,7 @@ Choice = tuple[int | None, int]
 def gather(
     own: bytes, *, rank: int, world_size: int, pass_along: Callable[[memoryview, memoryview], None]
 ) -> list[bytes]:
-    """What every rank gave, by rank. ``pass_along(out, into)`` sends to the next rank and receives from the previous."""
+    """What every rank gave, by rank; ``pass_along(out, into)`` sends to the next and receives from the previous."""
     given = [own] * world_size
     out = bytearray(own)
     for step in range(1, world_size):

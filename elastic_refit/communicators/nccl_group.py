@@ -1,0 +1,383 @@
+"""A joined ``nccl`` group, or a part of one: NCCL moves the bytes, the ring of links says who is still there.
+
+NCCL waits for ever for a peer that is gone, and after an abort it reports success whatever is in the buffer. So no
+thread ever blocks in it: a call is issued, and then looked after until its event is done, its ring neighbour hangs up,
+or somebody aborts. Nothing here has been measured on a GPU.
+
+What must never happen here: a call that returns, well or not, while work of it may still write into its buffer.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from elastic_refit.communicators.base import Progress
+from elastic_refit.communicators.exchange import ExchangeLate, Lane
+from elastic_refit.communicators.frames import HEADER_BYTES, Frame, FrameKind, check_frame, encode_frame
+from elastic_refit.communicators.links import Link, LinkEnded, first_hung_up
+from elastic_refit.communicators.nccl_library import Claimed, Handle, NcclFailure
+from elastic_refit.communicators.nccl_membership import MembershipChange
+from elastic_refit.communicators.nccl_reclaim import Reclaim
+from elastic_refit.communicators.nccl_stream import Device, Event, Region, Stream
+from elastic_refit.communicators.nccl_terms import Terms, check_terms
+from elastic_refit.communicators.ports import Wire
+from elastic_refit.communicators.ring import RingCommunicator, longest
+from elastic_refit.communicators.wiring import Wiring
+from elastic_refit.core.evidence import WaitingOn
+from elastic_refit.errors import CommunicatorError, ContextLost, RendezvousFailed
+
+__all__ = ["NcclCommunicator", "Patience", "Settings"]
+
+T = TypeVar("T")
+
+_FIRST_LOOK_S, _POLL_S, _LAST_LOOK_S = 20e-6, 1e-3, 4e-3
+"""Between two looks: the first time, from where on the system's poll can wait as briefly, and the last."""
+_CHUNKS_AHEAD = 2
+"""Chunks of a broadcast that are under way at once: the next one begins before the host has seen the last one end."""
+_MOMENT_S = 0.5
+_NO_COLOR = -1
+_claims = threading.RLock()
+_orphans: list[object] = []
+"""Buffers that work on a lost device may still write to: they stay for as long as the process does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """``drain_s``: from an abort until the device has let go of the buffers, or its context is lost. ``close_s``: how
+    long a group that ends well waits for its peers, in the background. ``reclaim_s``: when a reclaim is reported as
+    overdue."""
+
+    drain_s: float = 10.0
+    close_s: float = 10.0
+    reclaim_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the communicators of one process share."""
+
+    device: Device
+    membership: MembershipChange
+    terms: Terms
+    patience: Patience
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    lane: Lane
+    peer: int
+    region: Region
+    progress: Progress | None
+
+
+class NcclCommunicator(RingCommunicator[_Message]):
+    """A group whose ring is open is formed by ``form``; a part of it by its parent's ``split``.
+
+    Broadcasts move in chunks, each reported when it is there. A message is reported once. The size of a message is not
+    compared with its peer's: NCCL would wait for ever, or write less than was expected.
+    """
+
+    def __init__(
+        self, wiring: Wiring, ranks: tuple[int, ...], *, settings: Settings, parent: NcclCommunicator | None = None
+    ) -> None:
+        super().__init__(wiring, ranks, chunk_bytes=settings.terms.chunk_bytes, parent=parent)
+        self._settings = settings
+        self._handle = Handle()
+        self._stream: Stream | None = None
+        self._in_flight: Sequence[Region] = ()
+        self._reclaim: Reclaim | None = None
+        self._num_broadcasts = 0
+
+    # How it begins
+
+    def _form(self, deadline: float) -> None:
+        super()._form(deadline)
+        group = self._wiring.group
+
+        def share(mine: bytes) -> list[bytes]:
+            return self._gather(mine, deadline)
+
+        try:
+            check_terms(group, [Terms.unpack(raw) for raw in share(self._settings.terms.pack())])
+            self._settings.membership.form(self._handle, group, share)
+            self._until(self._handle.is_ready, self._neighbours(), deadline)
+        except (ExchangeLate, _Late) as late:
+            raise RendezvousFailed(
+                f"rank {group.rank} of epoch {self.epoch} found its neighbours, but the whole group did not come together "
+                f"within {self._wiring.patience_s:.1f} s",
+                epoch=self.epoch,
+                missing=(),
+            ) from late
+        self._open_stream()
+
+    def _open_stream(self) -> None:
+        self._stream = self._life.keep(self._settings.device.open_stream())
+
+    def _part(self, wiring: Wiring, ranks: tuple[int, ...]) -> NcclCommunicator:
+        return NcclCommunicator(wiring, ranks, settings=self._settings, parent=self)
+
+    def _split(self, color: int | None, key: int) -> NcclCommunicator | None:
+        """The links first: they tell who is in which part, and NCCL then asks only for numbers that it can express."""
+        part = super()._split(color, key)
+        if part is None:
+            self._handle.split(Handle(), color=_NO_COLOR, key=0)
+            self._until(self._handle.is_ready, self._neighbours())
+            return None
+        try:
+            self._handle.split(part._handle, color=min(map(self._ranks.index, part._ranks)), key=part.rank)
+            self._until(self._handle.is_ready, self._neighbours())
+            self._until(part._handle.is_ready, self._neighbours())
+            part._run(part._open_stream)
+        except BaseException:
+            self._let_go(self, part)  # together: until this handle is ready, NCCL may still fill the part's
+            part._end(is_faulty=True)
+            raise
+        return part
+
+    # What moves bytes
+
+    def _broadcasting(self, buffer: memoryview, root: int, progress: Progress | None) -> Callable[[], None]:
+        region = self._settings.device.locate(buffer, is_written=root != self.rank)
+        return lambda: self._broadcast(region, root, progress)
+
+    def _broadcast(self, region: Region, root: int, progress: Progress | None) -> None:
+        self._agree_on_step(region.size_bytes, root)
+        is_root = root == self.rank
+        stream = self._begin([region], waiting_on="send" if is_root else "recv", peer=None)
+        neighbours = self._neighbours()[:: -1 if is_root else 1]
+        under_way: deque[tuple[int, Event]] = deque()
+
+        def complete_first() -> None:
+            done, event = under_way.popleft()
+            self._until(event.is_done, neighbours)
+            if progress is not None:
+                progress(done, region.size_bytes)
+
+        for start in range(0, region.size_bytes, self._chunk_bytes):
+            if len(under_way) == _CHUNKS_AHEAD:
+                complete_first()
+            size = min(self._chunk_bytes, region.size_bytes - start)
+            self._handle.broadcast(region.pointer + start, size, root=root, stream=stream.handle)
+            self._until(self._handle.is_ready, neighbours)
+            under_way.append((start + size, stream.record()))
+        while under_way:
+            complete_first()
+
+    def _agree_on_step(self, size: int, root: int) -> None:
+        """Compare notes with the neighbours in the direction from the root: NCCL would not notice a difference."""
+        self._num_broadcasts += 1
+        if self.world_size == 1:
+            return
+        frame = Frame(FrameKind.BROADCAST, root, self._num_broadcasts, size)
+        previous, following = self._neighbours()
+        if (self.rank + 1) % self.world_size != root:
+            Wire(self._to_next, following, self._watch).send(encode_frame(frame))
+        if self.rank != root:
+            header = memoryview(bytearray(HEADER_BYTES))
+            Wire(self._from_previous, previous, self._watch, guards=(following,)).receive(header)
+            check_frame(header, frame, previous.peer)
+
+    def _message(self, lane: Lane, peer: int, buffer: memoryview, progress: Progress | None) -> _Message:
+        return _Message(lane, peer, self._settings.device.locate(buffer, is_written=not lane.is_send), progress)
+
+    def _exchange(self, messages: list[_Message]) -> None:
+        """A link to each peer tells when it goes; the peer that is named first is the one accused if several do."""
+        lanes = dict.fromkeys(Lane(message.lane.peer, is_send=True) for message in messages)
+        self._wiring.open(lanes, time.monotonic() + self._wiring.patience_s)
+        peers = [self._link(lane) for lane in lanes]
+        if sizeable := [message for message in messages if message.region.size_bytes]:
+            first = sizeable[0].lane
+            regions = [message.region for message in sizeable]
+            stream = self._begin(regions, waiting_on="send" if first.is_send else "recv", peer=first.peer)
+            parts = [(each.lane.is_send, each.peer, each.region.pointer, each.region.size_bytes) for each in sizeable]
+            self._handle.exchange(parts, stream=stream.handle)
+            self._until(self._handle.is_ready, peers)
+            self._until(stream.record().is_done, peers)
+        for message in messages:
+            if message.progress is not None:
+                message.progress(message.region.size_bytes, message.region.size_bytes)
+
+    def sync_stream_within(self, timeout_s: float, stream: Stream) -> None:
+        """Return when all that was enqueued on ``stream`` so far is done: work with this group's peers, by the caller.
+
+        Raises:
+            CommunicatorError: it was not done in time; this rank has left the group.
+            PeerLost, CommunicatorAborted, ContextLost: as any call.
+        """
+
+        def sync() -> None:
+            self._waiting_on = ("recv", None)
+            try:
+                self._until(stream.record().is_done, self._neighbours(), time.monotonic() + timeout_s)
+            except _Late as late:
+                raise CommunicatorError(f"work on a stream was not done within {timeout_s:.1f} s") from late
+
+        self._run(sync)
+
+    def _begin(self, regions: Sequence[Region], *, waiting_on: WaitingOn, peer: int | None) -> Stream:
+        assert self._stream is not None, "it is open since the group was formed"
+        self._in_flight = regions
+        self._waiting_on = (waiting_on, peer)
+        self._stream.follow_caller()
+        return self._stream
+
+    def _neighbours(self) -> list[Link]:
+        """The links from the previous rank and to the next."""
+        if self.world_size == 1:
+            return []
+        return [self._link(self._from_previous), self._link(self._to_next)]
+
+    def _link(self, lane: Lane) -> Link:
+        link = self._wiring.find(lane)
+        assert link is not None, "it was opened"
+        return link
+
+    def _until(self, is_met: Callable[[], bool], peers: Sequence[Link], deadline: float = math.inf) -> None:
+        """Return when ``is_met()``, and nobody has aborted: NCCL calls an aborted operation done.
+
+        Raises:
+            LinkEnded: one of ``peers`` has gone; of several, the first.
+            CommunicatorAborted, NcclFailure, ContextLost: why it never will be.
+            _Late: it was not by the deadline.
+        """
+        pause_s = _FIRST_LOOK_S
+        while not is_met():
+            self._handle.is_ready()
+            if time.monotonic() >= deadline:
+                raise _Late
+            if pause_s < _POLL_S:
+                time.sleep(pause_s)
+            if lost := first_hung_up(peers, self._life.bell, 0.0 if pause_s < _POLL_S else pause_s):
+                raise LinkEnded(lost.peer, "hung up")
+            self._life.check()
+            pause_s = min(2 * pause_s, _LAST_LOOK_S)
+        self._life.check()
+
+    # How it ends
+
+    def _run(self, call: Callable[[], T]) -> T:
+        try:
+            return super()._run(lambda: self._guarded(call))
+        finally:
+            self._in_flight = ()
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        """A call that fails is left only when the device has let go of its buffers, and says why it failed."""
+        try:
+            return call()
+        except (NcclFailure, Claimed) as failure:
+            self._break_off()
+            self._life.check()
+            if lost := first_hung_up(self._neighbours(), self._life.bell, _MOMENT_S):
+                raise LinkEnded(lost.peer, "hung up") from failure
+            raise CommunicatorError(f"NCCL failed in epoch {self.epoch}: {failure}") from failure
+        except BaseException:
+            self._break_off()
+            raise
+
+    def _break_off(self) -> None:
+        self._let_go(self)
+        if self._stream is None:
+            return
+        deadline = time.monotonic() + self._settings.patience.drain_s
+        assert self._reclaim is not None, "it was let go"
+        is_flagged = self._reclaim.flagged.wait(self._settings.patience.drain_s)
+        last = self._stream.record()  # nothing is enqueued any more
+        while not (is_flagged and last.is_done()):
+            if time.monotonic() >= deadline:
+                _orphans.extend(self._in_flight)
+                raise ContextLost(
+                    f"work of epoch {self.epoch} is still on the device {self._settings.patience.drain_s:.1f} s after "
+                    "it was aborted; this process cannot go on",
+                    epoch=self.epoch,
+                )
+            time.sleep(_FIRST_LOOK_S)
+
+    def abort(self, reason: str) -> None:
+        """As everywhere; children and parent go in one group call. Never waits for NCCL."""
+        reclaim = self._claim(self._family())  # before anybody is woken: who wakes would go alone
+        self._mark_aborted(reason)
+        if reclaim is not None:
+            reclaim.start()
+
+    def _end(self, *, is_faulty: bool) -> None:
+        """Without a fault, the group is flushed and left in the background, and peers see us go after that."""
+        if not is_faulty and self._life.retire():
+            for part in self._children:
+                part.close()
+            if leaving := self._claim([self], self._leave):
+                leaving.start()
+                return
+        elif self._life.is_retired:
+            return
+        self._let_go(self)
+        super()._end(is_faulty=True)
+
+    def _leave(self, flagged: Callable[[], None]) -> None:
+        try:
+            if self._is_flushed(time.monotonic() + self._settings.patience.close_s):
+                self._handle.destroy()
+            else:
+                self._settings.membership.let_go([self._handle], flagged)
+        finally:
+            super()._end(is_faulty=False)
+
+    def _is_flushed(self, deadline: float) -> bool:
+        """Finalize is a collective: when somebody has left without it, what is under way gets a moment, and no more."""
+        peers = self._life.links()
+        try:
+            self._handle.finalize()
+            while not self._handle.is_ready():
+                if peers and first_hung_up(peers, self._life.bell, _LAST_LOOK_S):
+                    peers, deadline = (), min(deadline, time.monotonic() + _MOMENT_S)
+                time.sleep(0 if peers else _LAST_LOOK_S)
+                if time.monotonic() >= deadline:
+                    return False
+        except NcclFailure:
+            return False
+        return True
+
+    def _let_go(self, *family: NcclCommunicator) -> None:
+        if reclaim := self._claim(family):
+            reclaim.start()
+
+    def _claim(
+        self, family: Sequence[NcclCommunicator], work: Callable[[Callable[[], None]], None] | None = None
+    ) -> Reclaim | None:
+        """The one reclaim of those that have none yet, to be started by the caller; None if all have."""
+        with _claims:
+            fresh = [each for each in family if each._reclaim is None]
+            if not fresh:
+                return None
+            handles = [each._handle for each in fresh]
+            let_go = self._settings.membership.let_go
+            reclaim = Reclaim(
+                work or (lambda flagged: let_go(handles, flagged)), deadline_s=self._settings.patience.reclaim_s
+            )
+            for each in fresh:
+                each._reclaim = reclaim
+            return reclaim
+
+    def _family(self) -> list[NcclCommunicator]:
+        """This one and all its parts, parents first."""
+        return [self, *(each for part in self._children for each in part._family())]
+
+    @property
+    def reclaimed_s(self) -> float | None:
+        reclaims = [each._reclaim for each in self._family()]
+        return longest([None if each is None else each.reclaimed_s for each in reclaims])
+
+    @property
+    def is_reclaim_overdue(self) -> bool:
+        """``Patience.reclaim_s`` is over and NCCL has not given everything back: a peer on this node may hold it."""
+        return any(each._reclaim is not None and each._reclaim.is_overdue for each in self._family())
+
+
+class _Late(Exception):
+    """The deadline came first."""

@@ -12,9 +12,10 @@ import os
 
 from elastic_refit.communicators.addresses import bind_listeners
 from elastic_refit.communicators.base import PendingCommunicator
-from elastic_refit.communicators.nccl_group import NcclCommunicator, Patience, Settings
+from elastic_refit.communicators.nccl_group import NcclCommunicator
 from elastic_refit.communicators.nccl_library import library_version
 from elastic_refit.communicators.nccl_membership import MembershipChange, Rebuild
+from elastic_refit.communicators.nccl_settings import Patience, Settings
 from elastic_refit.communicators.nccl_stream import CudaDevice, Device
 from elastic_refit.communicators.nccl_terms import Terms
 from elastic_refit.communicators.pending import RingPending
@@ -57,8 +58,10 @@ class NcclBackend:
         self._limits = limits or Limits()
 
     def bind(self) -> PendingCommunicator:
-        """Raises:
-        ConfigError: NCCL is missing, too old, or forced to block by the environment.
+        """Listen.
+
+        Raises:
+            ConfigError: NCCL is missing, too old, or made to block by the environment.
         """
         _refuse_blocking()
         terms = Terms(library_version(), self._chunk_bytes)

@@ -22,22 +22,22 @@ from elastic_refit.communicators.exchange import ExchangeLate, Lane
 from elastic_refit.communicators.frames import HEADER_BYTES, Frame, FrameKind, check_frame, encode_frame
 from elastic_refit.communicators.links import Link, LinkEnded, first_hung_up
 from elastic_refit.communicators.nccl_library import Claimed, Handle, NcclFailure
-from elastic_refit.communicators.nccl_membership import MembershipChange
 from elastic_refit.communicators.nccl_reclaim import Reclaim
-from elastic_refit.communicators.nccl_stream import Device, Event, Region, Stream
+from elastic_refit.communicators.nccl_settings import Settings
+from elastic_refit.communicators.nccl_stream import Event, Region, Stream
 from elastic_refit.communicators.nccl_terms import Terms, check_terms
+from elastic_refit.communicators.nccl_watch import Late, watch_until
 from elastic_refit.communicators.ports import Wire
 from elastic_refit.communicators.ring import RingCommunicator, longest
 from elastic_refit.communicators.wiring import Wiring
 from elastic_refit.core.evidence import WaitingOn
 from elastic_refit.errors import CommunicatorError, ContextLost, RendezvousFailed
 
-__all__ = ["NcclCommunicator", "Patience", "Settings"]
+__all__ = ["NcclCommunicator"]
 
 T = TypeVar("T")
 
-_FIRST_LOOK_S, _POLL_S, _LAST_LOOK_S = 20e-6, 1e-3, 4e-3
-"""Between two looks: the first time, from where on the system's poll can wait as briefly, and the last."""
+_LOOK_S = 1e-3
 _CHUNKS_AHEAD = 2
 """Chunks of a broadcast that are under way at once: the next one begins before the host has seen the last one end."""
 _MOMENT_S = 0.5
@@ -45,27 +45,6 @@ _NO_COLOR = -1
 _claims = threading.RLock()
 _orphans: list[object] = []
 """Buffers that work on a lost device may still write to: they stay for as long as the process does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """``drain_s``: from an abort until the device has let go of the buffers, or its context is lost. ``close_s``: how
-    long a group that ends well waits for its peers, in the background. ``reclaim_s``: when a reclaim is reported as
-    overdue."""
-
-    drain_s: float = 10.0
-    close_s: float = 10.0
-    reclaim_s: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the communicators of one process share."""
-
-    device: Device
-    membership: MembershipChange
-    terms: Terms
-    patience: Patience
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +70,10 @@ class NcclCommunicator(RingCommunicator[_Message]):
         self._handle = Handle()
         self._stream: Stream | None = None
         self._in_flight: Sequence[Region] = ()
+        self._in_use: Stream | None = None
         self._reclaim: Reclaim | None = None
+        self._none = Handle()
+        """What NCCL fills with nothing, for a rank that takes no part in a split; it must outlive that."""
         self._num_broadcasts = 0
 
     # How it begins
@@ -105,12 +87,13 @@ class NcclCommunicator(RingCommunicator[_Message]):
 
         try:
             check_terms(group, [Terms.unpack(raw) for raw in share(self._settings.terms.pack())])
-            self._settings.membership.form(self._handle, group, share)
+            with self._settings.device.current():
+                self._settings.membership.form(self._handle, group, share)
             self._until(self._handle.is_ready, self._neighbours(), deadline)
-        except (ExchangeLate, _Late) as late:
+        except (ExchangeLate, Late) as late:
             raise RendezvousFailed(
-                f"rank {group.rank} of epoch {self.epoch} found its neighbours, but the whole group did not come together "
-                f"within {self._wiring.patience_s:.1f} s",
+                f"rank {group.rank} of epoch {self.epoch} found its neighbours, but the whole group did not come "
+                f"together within {self._wiring.patience_s:.1f} s",
                 epoch=self.epoch,
                 missing=(),
             ) from late
@@ -126,7 +109,8 @@ class NcclCommunicator(RingCommunicator[_Message]):
         """The links first: they tell who is in which part, and NCCL then asks only for numbers that it can express."""
         part = super()._split(color, key)
         if part is None:
-            self._handle.split(Handle(), color=_NO_COLOR, key=0)
+            self._none = Handle()
+            self._handle.split(self._none, color=_NO_COLOR, key=0)
             self._until(self._handle.is_ready, self._neighbours())
             return None
         try:
@@ -212,10 +196,11 @@ class NcclCommunicator(RingCommunicator[_Message]):
         """
 
         def sync() -> None:
+            self._in_use = stream
             self._waiting_on = ("recv", None)
             try:
                 self._until(stream.record().is_done, self._neighbours(), time.monotonic() + timeout_s)
-            except _Late as late:
+            except Late as late:
                 raise CommunicatorError(f"work on a stream was not done within {timeout_s:.1f} s") from late
 
         self._run(sync)
@@ -223,6 +208,7 @@ class NcclCommunicator(RingCommunicator[_Message]):
     def _begin(self, regions: Sequence[Region], *, waiting_on: WaitingOn, peer: int | None) -> Stream:
         assert self._stream is not None, "it is open since the group was formed"
         self._in_flight = regions
+        self._in_use = self._stream
         self._waiting_on = (waiting_on, peer)
         self._stream.follow_caller()
         return self._stream
@@ -239,25 +225,7 @@ class NcclCommunicator(RingCommunicator[_Message]):
         return link
 
     def _until(self, is_met: Callable[[], bool], peers: Sequence[Link], deadline: float = math.inf) -> None:
-        """Return when ``is_met()``, and nobody has aborted: NCCL calls an aborted operation done.
-
-        Raises:
-            LinkEnded: one of ``peers`` has gone; of several, the first.
-            CommunicatorAborted, NcclFailure, ContextLost: why it never will be.
-            _Late: it was not by the deadline.
-        """
-        pause_s = _FIRST_LOOK_S
-        while not is_met():
-            self._handle.is_ready()
-            if time.monotonic() >= deadline:
-                raise _Late
-            if pause_s < _POLL_S:
-                time.sleep(pause_s)
-            if lost := first_hung_up(peers, self._life.bell, 0.0 if pause_s < _POLL_S else pause_s):
-                raise LinkEnded(lost.peer, "hung up")
-            self._life.check()
-            pause_s = min(2 * pause_s, _LAST_LOOK_S)
-        self._life.check()
+        watch_until(is_met, handle=self._handle, life=self._life, peers=peers, deadline=deadline)
 
     # How it ends
 
@@ -265,39 +233,52 @@ class NcclCommunicator(RingCommunicator[_Message]):
         try:
             return super()._run(lambda: self._guarded(call))
         finally:
-            self._in_flight = ()
+            self._in_flight, self._in_use = (), None
 
     def _guarded(self, call: Callable[[], T]) -> T:
-        """A call that fails is left only when the device has let go of its buffers, and says why it failed."""
         try:
-            return call()
-        except (NcclFailure, Claimed) as failure:
-            self._break_off()
-            self._life.check()
-            if lost := first_hung_up(self._neighbours(), self._life.bell, _MOMENT_S):
-                raise LinkEnded(lost.peer, "hung up") from failure
-            raise CommunicatorError(f"NCCL failed in epoch {self.epoch}: {failure}") from failure
+            return self._explained(call)
         except BaseException:
             self._break_off()
             raise
 
+    def _explained(self, call: Callable[[], T]) -> T:
+        """A failure of NCCL's is as a rule the loss of a peer, which the ring can name a moment later at the latest."""
+        try:
+            return call()
+        except (NcclFailure, Claimed) as failure:
+            self._life.check()
+            if lost := first_hung_up(self._neighbours(), self._life.bell, _MOMENT_S):
+                raise LinkEnded(lost.peer, "hung up") from failure
+            self._life.check()
+            raise CommunicatorError(f"NCCL failed in epoch {self.epoch}: {failure}") from failure
+
     def _break_off(self) -> None:
+        """Tell the peers, and return when the device has let go of the buffers of the call that failed.
+
+        Raises:
+            ContextLost: it has not in time; they are kept for ever.
+        """
+        self._wiring.turn_away()
+        for link in self._life.links():
+            link.shutdown()
         self._let_go(self)
-        if self._stream is None:
+        if self._in_use is None:
             return
-        deadline = time.monotonic() + self._settings.patience.drain_s
+        drain_s = self._settings.patience.drain_s
+        deadline = time.monotonic() + drain_s
         assert self._reclaim is not None, "it was let go"
-        is_flagged = self._reclaim.flagged.wait(self._settings.patience.drain_s)
-        last = self._stream.record()  # nothing is enqueued any more
+        is_flagged = self._reclaim.flagged.wait(drain_s)
+        last = self._in_use.record()  # nothing of ours is enqueued any more
         while not (is_flagged and last.is_done()):
             if time.monotonic() >= deadline:
                 _orphans.extend(self._in_flight)
                 raise ContextLost(
-                    f"work of epoch {self.epoch} is still on the device {self._settings.patience.drain_s:.1f} s after "
-                    "it was aborted; this process cannot go on",
+                    f"work of epoch {self.epoch} is still on the device {drain_s:.1f} s after it was aborted; "
+                    "this process cannot go on",
                     epoch=self.epoch,
                 )
-            time.sleep(_FIRST_LOOK_S)
+            time.sleep(_LOOK_S / 20)
 
     def abort(self, reason: str) -> None:
         """As everywhere; children and parent go in one group call. Never waits for NCCL."""
@@ -316,8 +297,10 @@ class NcclCommunicator(RingCommunicator[_Message]):
                 return
         elif self._life.is_retired:
             return
-        self._let_go(self)
-        super()._end(is_faulty=True)
+        reclaim = self._claim([self])
+        super()._end(is_faulty=True)  # first: what ends because the flags are raised must find that it was closed
+        if reclaim is not None:
+            reclaim.start()
 
     def _leave(self, flagged: Callable[[], None]) -> None:
         try:
@@ -334,11 +317,12 @@ class NcclCommunicator(RingCommunicator[_Message]):
         try:
             self._handle.finalize()
             while not self._handle.is_ready():
-                if peers and first_hung_up(peers, self._life.bell, _LAST_LOOK_S):
-                    peers, deadline = (), min(deadline, time.monotonic() + _MOMENT_S)
-                time.sleep(0 if peers else _LAST_LOOK_S)
                 if time.monotonic() >= deadline:
                     return False
+                if not peers:
+                    time.sleep(_LOOK_S)
+                elif first_hung_up(peers, self._life.bell, _LOOK_S):
+                    peers, deadline = (), min(deadline, time.monotonic() + _MOMENT_S)
         except NcclFailure:
             return False
         return True
@@ -377,7 +361,3 @@ class NcclCommunicator(RingCommunicator[_Message]):
     def is_reclaim_overdue(self) -> bool:
         """``Patience.reclaim_s`` is over and NCCL has not given everything back: a peer on this node may hold it."""
         return any(each._reclaim is not None and each._reclaim.is_overdue for each in self._family())
-
-
-class _Late(Exception):
-    """The deadline came first."""

@@ -157,14 +157,19 @@ def abort_together(handles: Sequence[Handle], flagged: Callable[[], None]) -> No
     """
     nccl = _bindings()
     comms = [comm for handle in handles if (comm := handle.claim()) is not None]
+    failures: list[NcclFailure] = []
     with _translated():
         nccl.group_start()
-        try:
-            for comm in comms:
-                nccl.comm_abort(comm)
-            flagged()
-        finally:
-            nccl.group_end()
+        for comm in comms:
+            try:
+                with _translated():
+                    nccl.comm_abort(comm)
+            except NcclFailure as failure:  # the others must be told all the same
+                failures.append(failure)
+        flagged()
+        nccl.group_end()
+    if failures:
+        raise failures[0]
 
 
 def mint_unique_id() -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -52,6 +53,10 @@ class Stream(Protocol):
 
 
 class Device(Protocol):
+    def current(self) -> AbstractContextManager[object]:
+        """Make it the one on which the calling thread makes a communicator."""
+        ...
+
     def open_stream(self) -> Stream: ...
 
     def locate(self, buffer: object, *, is_written: bool) -> Region:
@@ -68,6 +73,11 @@ class CudaDevice:
 
     def __init__(self, index: int | None = None) -> None:
         self._index = index
+
+    def current(self) -> AbstractContextManager[object]:
+        import torch
+
+        return torch.cuda.device(torch.cuda.current_device() if self._index is None else self._index)
 
     def open_stream(self) -> Stream:
         import torch

@@ -36,9 +36,13 @@ class Wiring:
         channel = f"{self._channel}/{name}"
         return Wiring(self.group, self._switchboard, patience_s=self.patience_s, channel=channel)
 
+    def turn_away(self) -> None:
+        """Drop what peers have opened on this channel and nobody has claimed. Any thread."""
+        self._switchboard.unsubscribe(self._channel)
+
     def hang_up(self) -> None:
         """Admit nobody any more; the group's own channel closes the door for all of them. Any thread."""
-        self._switchboard.unsubscribe(self._channel)
+        self.turn_away()
         if not self._channel:
             self._switchboard.stop()
 

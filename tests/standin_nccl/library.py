@@ -9,7 +9,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,9 @@ def environment(library: Path, **switches: str) -> Iterator[None]:
 @dataclass(frozen=True, slots=True)
 class HostMemory:
     """The device of a communicator over the stand-in: buffers are ``memoryview``, streams are the stand-in's."""
+
+    def current(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def open_stream(self) -> Stream:
         return _HostStream()

@@ -8,6 +8,7 @@ belong to another file when a call that was about to use it gets there.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -182,7 +183,7 @@ def first_hung_up(links: Sequence[Link], bell: Bell, timeout_s: float) -> Link |
     poll.register(bell, select.POLLIN)
     for link in links:
         poll.register(link.sock, select.POLLRDHUP)
-    ready = {fd for fd, _ in poll.poll(timeout_s * 1000)}
+    ready = {fd for fd, _ in poll.poll(None if math.isinf(timeout_s) else timeout_s * 1000)}
     if bell.fileno() in ready:
         bell.quiet()
     return next((link for link in links if link.sock.fileno() in ready), None)

@@ -213,17 +213,6 @@ class NcclCommunicator(RingCommunicator[_Message]):
         self._stream.follow_caller()
         return self._stream
 
-    def _neighbours(self) -> list[Link]:
-        """The links from the previous rank and to the next."""
-        if self.world_size == 1:
-            return []
-        return [self._link(self._from_previous), self._link(self._to_next)]
-
-    def _link(self, lane: Lane) -> Link:
-        link = self._wiring.find(lane)
-        assert link is not None, "it was opened"
-        return link
-
     def _until(self, is_met: Callable[[], bool], peers: Sequence[Link], deadline: float = math.inf) -> None:
         watch_until(is_met, handle=self._handle, life=self._life, peers=peers, deadline=deadline)
 

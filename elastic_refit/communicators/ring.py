@@ -13,12 +13,13 @@ import math
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, Self, TypeVar
 
 from elastic_refit.communicators.base import Communicator, Progress
 from elastic_refit.communicators.exchange import Lane, Transfer, exchange
+from elastic_refit.communicators.links import Link
 from elastic_refit.communicators.splitting import gather, members_of, pack_choice, unpack_choice
 from elastic_refit.communicators.wiring import Wiring
 from elastic_refit.core.evidence import WaitingOn
@@ -60,9 +61,12 @@ class RingCommunicator(Communicator, Generic[Message]):
         self._run(lambda: self._form(deadline))
 
     def _form(self, deadline: float) -> None:
+        self._open_ring(deadline, guards=())
+
+    def _open_ring(self, deadline: float, guards: Sequence[Link]) -> None:
         """Open the link to the next rank and await the one from the previous."""
         if self.world_size > 1:
-            self._wiring.open((self._to_next, self._from_previous), deadline)
+            self._wiring.open((self._to_next, self._from_previous), deadline, guards=guards)
 
     @abstractmethod
     def _broadcasting(self, buffer: memoryview, root: int, progress: Progress | None) -> Callable[[], None]:
@@ -135,7 +139,7 @@ class RingCommunicator(Communicator, Generic[Message]):
             self._children += (child,)
         try:
             self._life.check()  # an abort that came before the child was listed has not reached it
-            child._run(lambda: RingCommunicator._form(child, time.monotonic() + wiring.patience_s))
+            child._run(lambda: child._open_ring(time.monotonic() + wiring.patience_s, self._neighbours()))
         except BaseException:
             child._end(is_faulty=True)
             raise
@@ -161,6 +165,17 @@ class RingCommunicator(Communicator, Generic[Message]):
     def _move(self, transfers: list[Transfer], deadline: float = math.inf) -> None:
         """Move messages over links that are open, or that the peer opens."""
         exchange(transfers, find_link=self._wiring.find, bell=self._life.bell, watch=self._watch, deadline=deadline)
+
+    def _neighbours(self) -> list[Link]:
+        """The links from the previous rank and to the next."""
+        if self.world_size == 1:
+            return []
+        return [self._link(self._from_previous), self._link(self._to_next)]
+
+    def _link(self, lane: Lane) -> Link:
+        link = self._wiring.find(lane)
+        assert link is not None, "it was opened"
+        return link
 
     def _watch(self, lane: Lane) -> None:
         self._waiting_on = ("send" if lane.is_send else "recv", lane.peer)

@@ -13,6 +13,8 @@
  *   STALL          "init" or "split": this process never finishes that call
  *   RECLAIM_WAITS  an abort returns only when every peer has left too, or is gone
  *   ORPHANS        operations under way do not look at the flag
+ *   REMOTE_ERRORS  the loss of a peer shows in the state of the communicator
+ *   REFUSE         ncclBroadcast is refused
  *   LOG            a file to which calls are noted
  */
 #define _GNU_SOURCE
@@ -279,6 +281,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
     *out = NULL;
     if (!is_ready(comm, "ncclCommSplit") || color < NCCL_SPLIT_NOCOLOR) return ncclInvalidArgument;
     if (config && config->blocking != 0) return ncclInvalidArgument;
+    standin_note("split");
     Split *split = calloc(1, sizeof *split);
     *split = (Split){.out = out, .choice = {color, key}};
     comm->splits++;
@@ -349,6 +352,7 @@ static ncclResult_t add(Comm *comm, Stream *stream, const char *call, Part part)
 
 ncclResult_t ncclBroadcast(const void *from, void *into, size_t count, int type, int root, ncclComm_t comm, Stream *stream) {
     if (type > 1 || group.depth > 0) return ncclInvalidUsage;
+    if (standin_switch("REFUSE")) return ncclSystemError;
     return add(comm, stream, "ncclBroadcast", (Part){BROADCAST, from, into, count, root});
 }
 

@@ -37,6 +37,7 @@ static void *serve(void *argument) {
         stream->first = operation->next;
         if (stream->first == NULL) stream->end = &stream->first;
         pthread_mutex_unlock(&stream->lock);
+        standin_note("work");
         wires_move(operation->comm, operation->parts, operation->count);
         pthread_mutex_lock(&stream->lock);
         stream->done++;

@@ -1,5 +1,5 @@
 /* Sockets between the ranks of a communicator, and bytes through them. Whoever waits here waits for ever, like a kernel
- * that spins on a flag in memory: the death of a peer is not noticed. Only the communicator's flag ends it. */
+ * that spins on a flag in memory: only the communicator's flag ends it, whether or not the death of a peer is reported. */
 #define _GNU_SOURCE
 #include "standin.h"
 
@@ -58,21 +58,22 @@ static int await(int fd, short events, Flag *flag) {
     return 0;
 }
 
-static void stay_stuck(Flag *flag) {
-    await(-1, 0, flag);
+static void stay_stuck(Comm *comm) {
+    if (standin_switch("REMOTE_ERRORS")) atomic_store(&comm->state, ncclRemoteError);
+    await(-1, 0, comm->flag);
 }
 
 /* Move size bytes; 0 if the flag ended it. A peer that has gone is waited for all the same. */
-static int move(int fd, void *data, size_t size, int is_send, Flag *flag) {
+static int move(Comm *comm, int fd, void *data, size_t size, int is_send) {
     char *at = data;
     while (size > 0) {
-        if (!await(fd, is_send ? POLLOUT : POLLIN, flag)) return 0;
+        if (!await(fd, is_send ? POLLOUT : POLLIN, comm->flag)) return 0;
         ssize_t moved = is_send ? send(fd, at, size, MSG_DONTWAIT | MSG_NOSIGNAL) : recv(fd, at, size, MSG_DONTWAIT);
         if (moved > 0) {
             at += moved;
             size -= (size_t)moved;
         } else if (moved == 0 || (errno != EAGAIN && errno != EINTR)) {
-            stay_stuck(flag);
+            stay_stuck(comm);
             return 0;
         }
     }
@@ -103,13 +104,13 @@ ncclResult_t wires_connect(Comm *comm) {
     result = ncclInternalError; /* what an init that was aborted ends with */
     for (int peer = 0; peer < comm->rank; peer++) {
         comm->peers[peer] = dial(comm, peer);
-        if (comm->peers[peer] < 0 || !move(comm->peers[peer], &comm->rank, sizeof(int), 1, comm->flag)) goto out;
+        if (comm->peers[peer] < 0 || !move(comm, comm->peers[peer], &comm->rank, sizeof(int), 1)) goto out;
     }
     for (int missing = comm->size - 1 - comm->rank; missing > 0; missing--) {
         int fd = -1, peer = -1;
         if (!await(door, POLLIN, comm->flag)) goto out;
         fd = accept4(door, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0 || !move(fd, &peer, sizeof peer, 0, comm->flag)) {
+        if (fd < 0 || !move(comm, fd, &peer, sizeof peer, 0)) {
             if (fd >= 0) close(fd);
             goto out;
         }
@@ -127,9 +128,9 @@ static void broadcast(Comm *comm, Part *part) {
     int sink = comm->peers[(comm->rank + 1) % comm->size];
     for (size_t done = 0; done < part->size; done += CHUNK_BYTES) {
         size_t size = part->size - done < CHUNK_BYTES ? part->size - done : CHUNK_BYTES;
-        if (position > 0 && !move(source, part->into + done, size, 0, comm->flag)) return;
+        if (position > 0 && !move(comm, source, part->into + done, size, 0)) return;
         char *onward = position > 0 ? part->into + done : (char *)part->from + done;
-        if (position < comm->size - 1 && !move(sink, onward, size, 1, comm->flag)) return;
+        if (position < comm->size - 1 && !move(comm, sink, onward, size, 1)) return;
     }
 }
 
@@ -143,7 +144,7 @@ static void advance(Comm *comm, Part *part) {
         part->into += part->kind == RECV ? moved : 0;
         part->size -= (size_t)moved;
     } else if (moved == 0 || (errno != EAGAIN && errno != EINTR)) {
-        stay_stuck(comm->flag);
+        stay_stuck(comm);
     }
 }
 

@@ -41,6 +41,7 @@ _LOOK_S = 1e-3
 _CHUNKS_AHEAD = 2
 """Chunks of a broadcast that are under way at once: the next one begins before the host has seen the last one end."""
 _MOMENT_S = 0.5
+_CORROBORATE_S = 0.2
 _NO_COLOR = -1
 _claims = threading.RLock()
 _orphans: list[object] = []
@@ -181,8 +182,8 @@ class NcclCommunicator(RingCommunicator[_Message]):
             stream = self._begin(regions, waiting_on="send" if first.is_send else "recv", peer=first.peer)
             parts = [(each.lane.is_send, each.peer, each.region.pointer, each.region.size_bytes) for each in sizeable]
             self._handle.exchange(parts, stream=stream.handle)
-            self._until(self._handle.is_ready, peers)
-            self._until(stream.record().is_done, peers)
+            self._until(self._handle.is_ready, peers, corroborate_s=_CORROBORATE_S)
+            self._until(stream.record().is_done, peers, corroborate_s=_CORROBORATE_S)
         for message in messages:
             if message.progress is not None:
                 message.progress(message.region.size_bytes, message.region.size_bytes)
@@ -213,8 +214,17 @@ class NcclCommunicator(RingCommunicator[_Message]):
         self._stream.follow_caller()
         return self._stream
 
-    def _until(self, is_met: Callable[[], bool], peers: Sequence[Link], deadline: float = math.inf) -> None:
-        watch_until(is_met, handle=self._handle, life=self._life, peers=peers, deadline=deadline)
+    def _until(
+        self,
+        is_met: Callable[[], bool],
+        peers: Sequence[Link],
+        deadline: float = math.inf,
+        *,
+        corroborate_s: float = 0.0,
+    ) -> None:
+        watch_until(
+            is_met, handle=self._handle, life=self._life, peers=peers, deadline=deadline, corroborate_s=corroborate_s
+        )
 
     # How it ends
 

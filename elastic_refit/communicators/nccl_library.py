@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -157,19 +158,23 @@ def abort_together(handles: Sequence[Handle], flagged: Callable[[], None]) -> No
     """
     nccl = _bindings()
     comms = [comm for handle in handles if (comm := handle.claim()) is not None]
-    failures: list[NcclFailure] = []
     with _translated():
         nccl.group_start()
-        for comm in comms:
-            try:
-                with _translated():
-                    nccl.comm_abort(comm)
-            except NcclFailure as failure:  # the others must be told all the same
-                failures.append(failure)
+        failures = [failure for comm in comms if (failure := _abort(comm)) is not None]
         flagged()
         nccl.group_end()
     if failures:
         raise failures[0]
+
+
+def _abort(comm: Any) -> NcclFailure | None:
+    """What went wrong, not raised: the others must be aborted all the same."""
+    try:
+        with _translated():
+            _bindings().comm_abort(comm)
+    except NcclFailure as failure:
+        return failure
+    return None
 
 
 def mint_unique_id() -> bytes:

@@ -27,10 +27,13 @@ def watch_until(
     life: Lifeline,
     peers: Sequence[Link],
     deadline: float = math.inf,
+    corroborate_s: float = 0.0,
 ) -> None:
     """Return when ``is_met()``, and nobody has aborted: NCCL calls an aborted operation done.
 
-    An abort and the loss of a peer are noticed at once, whatever the length of the pauses.
+    An abort and the loss of a peer are noticed at once, whatever the length of the pauses. When a peer has gone, those
+    before it in ``peers`` have ``corroborate_s`` to show that they have gone too: a death reaches its peers one after
+    the other, and the first of them to leave for it looks like another death.
 
     Raises:
         LinkEnded: one of ``peers`` has gone; of several, the first.
@@ -45,7 +48,9 @@ def watch_until(
         if pause_s < _POLL_S:
             time.sleep(pause_s)
         if lost := first_hung_up(peers, life.bell, 0.0 if pause_s < _POLL_S else pause_s):
-            raise LinkEnded(lost.peer, "hung up")
+            before = peers[: peers.index(lost)]
+            first = first_hung_up(before, life.bell, corroborate_s) if before else None
+            raise LinkEnded((first or lost).peer, "hung up")
         life.check()
         pause_s = min(2 * pause_s, _LAST_LOOK_S)
     life.check()

@@ -206,12 +206,10 @@ def describe_version(version: int) -> str:
 def _bindings() -> Any:
     """nccl4py's generated layer, which takes pointers; untyped. Imported when first used: not everybody has it."""
     try:
-        from nccl.bindings import nccl
+        return importlib.import_module("nccl.bindings.nccl")
     except ImportError as error:
-        raise ConfigError(
-            f"the nccl communicator needs nccl4py (pip install 'elastic-refit[cuda]'): {error}"
-        ) from error
-    return nccl
+        what = "the nccl communicator needs nccl4py (pip install 'elastic-refit[cuda]')"
+        raise ConfigError(f"{what}: {error}") from error
 
 
 def _config() -> Any:

@@ -353,6 +353,8 @@ class NcclCommunicator(RingCommunicator[_Message]):
 
     @property
     def reclaimed_s(self) -> float | None:
+        if self.aborted is None:
+            return None
         reclaims = [each._reclaim for each in self._family()]
         return longest([None if each is None else each.reclaimed_s for each in reclaims])
 

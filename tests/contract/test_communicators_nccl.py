@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from elastic_refit.errors import (
 from tests.standin_nccl.library import HostMemory, environment
 from tests.waiting import wait_until
 
+ROOT = Path(__file__).parents[2]
 SIZE = 16 << 20
 DEADLINE_S = 40.0
 
@@ -339,6 +341,12 @@ def test_a_version_that_cannot_abort_a_family_at_once_is_refused(ranks: Ranks) -
         rank.call("bind")
 
 
+def run_on_stand_in(libnccl: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    with environment(libnccl):
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=60)
+
+
 def test_the_stand_in_ends_a_process_that_aborts_twice(libnccl: Path) -> None:
     """Else the test above that counts aborts would prove little."""
     code = """
@@ -349,9 +357,41 @@ comm = nccl.comm_init_rank_config(1, nccl.get_unique_id().ptr, 0, config.ptr)
 nccl.comm_abort(comm)
 nccl.comm_abort(comm)
 """
-    with environment(libnccl):
-        result = subprocess.run(
-            [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, timeout=60
-        )
-    assert result.returncode == -6
+    result = run_on_stand_in(libnccl, code)
+    assert result.returncode == -signal.SIGABRT
     assert "ncclCommAbort on a communicator that was freed" in result.stderr
+
+
+@pytest.mark.parametrize(("split_share", "freed"), [("0", "False"), ("1", "True")])
+def test_on_the_stand_in_a_childs_work_ends_with_its_parent_only_where_they_share(
+    libnccl: Path, split_share: str, freed: str
+) -> None:
+    """Two ranks in one process; the child's rank 0 waits for bytes that never come while its parent is aborted."""
+    code = """
+import sys, time
+from nccl.bindings import nccl
+from tests.standin_nccl.library import HostMemory
+
+config, unique = nccl.Config(), nccl.get_unique_id()
+config.blocking, config.split_share = 0, int(sys.argv[1])
+
+def settle(*comms):
+    while any(nccl.comm_get_async_error(comm) == nccl.Result.InProgress for comm in comms):
+        time.sleep(0.001)
+
+parents = [nccl.comm_init_rank_config(2, unique.ptr, rank, config.ptr) for rank in range(2)]
+settle(*parents)
+children = [nccl.comm_split(parent, 0, 0, config.ptr) for parent in parents]
+settle(*parents, *children)
+stream, buffer = HostMemory().open_stream(), bytearray(8)
+region = HostMemory().locate(memoryview(buffer), is_written=True)
+nccl.recv(region.pointer, 8, nccl.DataType.Uint8, 1, children[0], stream.handle)
+settle(children[0])
+event = stream.record()
+nccl.comm_abort(parents[0])
+deadline = time.monotonic() + (30.0 if config.split_share else 0.3)
+while not event.is_done() and time.monotonic() < deadline:
+    time.sleep(0.001)
+print(event.is_done())
+"""
+    assert run_on_stand_in(libnccl, code, split_share).stdout.split() == [freed]

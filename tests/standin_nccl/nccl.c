@@ -163,7 +163,9 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     if (comm == NULL) return ncclSuccess;
     check_alive(comm, "ncclCommAbort");
     flag_raise(comm->flag);
+    pthread_mutex_lock(&comm->lock);
     if (comm->child_flag) flag_raise(comm->child_flag);
+    pthread_mutex_unlock(&comm->lock);
     join_job(comm);
     if (group.depth == 0) {
         standin_note("abort 1");
@@ -266,7 +268,9 @@ static ncclResult_t run_split(Job *job) {
         if (length >= (int)sizeof child->name) abort();
         result = wires_connect(child);
     }
+    pthread_mutex_lock(&comm->lock);
     comm->child_flag = NULL;
+    pthread_mutex_unlock(&comm->lock);
     if (child && result == ncclSuccess) {
         __atomic_store_n(split->out, child, __ATOMIC_RELEASE);
     } else if (child) {

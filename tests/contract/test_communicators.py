@@ -16,7 +16,8 @@ import pytest
 
 from elastic_refit.communicators.rank_processes import RankProcess, content, digest, form_group, make_specs
 from elastic_refit.errors import CommunicatorAborted, CommunicatorError, PeerLost, RendezvousFailed
-from tests.standin_nccl.library import HostMemory, environment
+from tests.standin_nccl.host_memory import HostMemory
+from tests.standin_nccl.library import environment
 
 CHUNK = 64 << 10
 LARGE = 32 << 20

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from elastic_refit.communicators.nccl import NcclBackend, Patience
-from elastic_refit.communicators.nccl_group import NcclCommunicator
-from elastic_refit.communicators.rank_processes import RankProcess, Seat, content, digest, form_group, make_specs
+from elastic_refit.communicators.rank_processes import RankProcess, content, digest, form_group, make_specs
 from elastic_refit.errors import (
     CommunicatorAborted,
     CommunicatorError,
@@ -24,41 +23,14 @@ from elastic_refit.errors import (
     RendezvousFailed,
     VersionMismatch,
 )
-from tests.standin_nccl.library import HostMemory, environment
+from tests.standin_nccl.host_memory import HostMemory
+from tests.standin_nccl.library import environment
+from tests.standin_nccl.seat import NcclSeat
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SIZE = 16 << 20
 DEADLINE_S = 40.0
-
-
-class NcclSeat(Seat):
-    """A rank that can also look into what only NCCL has."""
-
-    def broadcast_and_look(self, size: int, root: int) -> tuple[str, int]:
-        """How a broadcast of ones ended, and how many of them are here."""
-        self._ones = bytearray(b"\1" * size if self._group.rank == root else size)
-        try:
-            self._group.broadcast(memoryview(self._ones), root)
-        except CommunicatorError as error:
-            return type(error).__name__, self.arrived()
-        return "success", self.arrived()
-
-    def arrived(self) -> int:
-        return sum(self._ones)
-
-    def sync_foreign_work(self, peer: int, timeout_s: float) -> None:
-        """Enqueue a receive from ``peer`` on a stream of the caller's, and wait for it."""
-        assert isinstance(self._group, NcclCommunicator)
-        device = HostMemory()
-        region, stream = device.locate(memoryview(self.scratch(8)), is_written=True), device.open_stream()
-        self._group._handle.exchange([(False, peer, region.pointer, 8)], stream=stream.handle)
-        wait_until(self._group._handle.is_ready, timeout_s=DEADLINE_S)
-        self._group.sync_stream_within(timeout_s, stream)
-
-    def is_reclaim_overdue(self) -> bool:
-        assert isinstance(self._group, NcclCommunicator)
-        return self._group.is_reclaim_overdue
 
 
 class Ranks:
@@ -370,7 +342,7 @@ def test_on_the_stand_in_a_childs_work_ends_with_its_parent_only_where_they_shar
     code = """
 import sys, time
 from nccl.bindings import nccl
-from tests.standin_nccl.library import HostMemory
+from tests.standin_nccl.host_memory import HostMemory
 
 config, unique = nccl.Config(), nccl.get_unique_id()
 config.blocking, config.split_share = 0, int(sys.argv[1])

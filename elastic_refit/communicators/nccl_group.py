@@ -41,6 +41,7 @@ _LOOK_S = 1e-3
 _CHUNKS_AHEAD = 2
 """Chunks of a broadcast that are under way at once: the next one begins before the host has seen the last one end."""
 _MOMENT_S = 0.5
+"""For what should come right after something else, and need not come."""
 _CORROBORATE_S = 0.2
 _NO_COLOR = -1
 _claims = threading.RLock()
@@ -287,7 +288,10 @@ class NcclCommunicator(RingCommunicator[_Message]):
             reclaim.start()
 
     def _end(self, *, is_faulty: bool) -> None:
-        """Without a fault, the group is flushed and left in the background, and peers see us go after that."""
+        """Without a fault, the group is flushed in the background, and peers see us go after that.
+
+        A process that exits meanwhile takes with it what it had not flushed.
+        """
         if not is_faulty and self._life.retire():
             for part in self._children:
                 part.close()
@@ -302,13 +306,12 @@ class NcclCommunicator(RingCommunicator[_Message]):
             reclaim.start()
 
     def _leave(self, flagged: Callable[[], None]) -> None:
-        try:
-            if self._is_flushed(time.monotonic() + self._settings.patience.close_s):
-                self._handle.destroy()
-            else:
-                self._settings.membership.let_go([self._handle], flagged)
-        finally:
-            super()._end(is_faulty=False)
+        is_flushed = self._is_flushed(time.monotonic() + self._settings.patience.close_s)
+        super()._end(is_faulty=False)
+        if is_flushed:
+            self._handle.destroy()
+        else:
+            self._settings.membership.let_go([self._handle], flagged)
 
     def _is_flushed(self, deadline: float) -> bool:
         """Finalize is a collective: when somebody has left without it, what is under way gets a moment, and no more."""

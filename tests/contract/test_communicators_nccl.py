@@ -25,7 +25,7 @@ from elastic_refit.errors import (
 )
 from tests.standin_nccl.host_memory import HostMemory
 from tests.standin_nccl.library import environment
-from tests.standin_nccl.seat import NcclSeat
+from tests.standin_nccl.seat import NcclSeat, NotedChange
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,10 @@ DEADLINE_S = 40.0
 
 
 class Ranks:
-    """Starts ranks; ``noted`` are the calls of all of them that reached the library, other than to move bytes."""
+    """Starts ranks, and knows what all of them asked the library for.
+
+    ``noted`` leaves out two things: ``init``, and ``work``, which is a stream that has come to an operation.
+    """
 
     def __init__(self, libnccl: Path, folder: Path) -> None:
         self._libnccl = libnccl
@@ -48,11 +51,10 @@ class Ranks:
         return fresh
 
     def noted(self) -> list[str]:
-        return [line for line in self._lines() if line != "work"]
+        return [line for line in self._lines() if line not in ("init", "work")]
 
-    def works_begun(self) -> int:
-        """How often a stream has come to an operation."""
-        return self._lines().count("work")
+    def count(self, call: str) -> int:
+        return self._lines().count(call)
 
     def _lines(self) -> list[str]:
         return self._log.read_text().splitlines() if self._log.exists() else []
@@ -89,13 +91,13 @@ def test_an_aborted_operation_that_nccl_calls_a_success_is_an_abort(ranks: Ranks
     group = ranks.start(3)
     form_group(group)
     start_all(group[:2], "broadcast_and_look", SIZE, 0)
-    until(lambda: ranks.works_begun() == 2 and group[1].aside("arrived") > 0)
+    until(lambda: ranks.count("work") == 2 and group[1].aside("arrived") > 0)
     group[1].aside("abort", "enough")
     ending, arrived = group[1].finish()
     assert ending == "CommunicatorAborted"
     assert 0 < arrived < SIZE
     assert group[0].finish()[0] == "PeerLost"
-    until(lambda: ranks.noted().count("abort 1") == 2)
+    until(lambda: ranks.count("abort 1") == 2)
 
 
 def test_however_often_it_is_aborted_and_closed_nccl_hears_of_it_once(ranks: Ranks) -> None:
@@ -134,7 +136,7 @@ def test_an_abort_frees_an_init_and_a_split_that_nccl_never_finishes(ranks: Rank
     specs = make_specs([rank.call("bind") for rank in group])
     for rank, spec in zip(group, specs, strict=True):
         rank.start("join", spec, DEADLINE_S)
-    until(lambda: ranks.noted() == ["mint"])
+    until(lambda: ranks.count("init") == 2)
     assert not group[0].is_finished()
     group[0].aside("abort", "too slow")
     with pytest.raises(CommunicatorAborted, match="too slow"):
@@ -144,7 +146,7 @@ def test_an_abort_frees_an_init_and_a_split_that_nccl_never_finishes(ranks: Rank
     group[0] = ranks.start(1)[0]
     form_group(group, epoch=2)
     start_all(group, "split", 0, 0)
-    until(lambda: ranks.noted().count("split") == 2)
+    until(lambda: ranks.count("split") == 2)
     group[1].aside("abort", "too slow")
     with pytest.raises(CommunicatorAborted, match="too slow"):
         group[1].finish()
@@ -174,7 +176,7 @@ def test_work_that_outlives_its_abort_is_a_lost_context(ranks: Ranks) -> None:
     group = ranks.start(2, {"ORPHANS": "1"}, patience=Patience(drain_s=0.2))
     form_group(group)
     group[0].start("broadcast", SIZE, 0, 1)
-    until(lambda: ranks.works_begun() == 1)
+    until(lambda: ranks.count("work") == 1)
     group[0].aside("abort", "enough")
     with pytest.raises(ContextLost, match="still on the device"):
         group[0].finish()
@@ -235,7 +237,7 @@ def test_a_remote_error_of_nccl_is_the_loss_of_the_peer_that_the_ring_lost(ranks
     group = ranks.start(2, {"REMOTE_ERRORS": "1"})
     form_group(group)
     group[0].start("broadcast", SIZE, 0, 1)
-    until(lambda: ranks.works_begun() == 1)
+    until(lambda: ranks.count("work") == 1)
     group[1].kill()
     with pytest.raises(PeerLost) as lost:
         group[0].finish()
@@ -262,6 +264,16 @@ def test_work_of_the_callers_own_is_waited_for_only_so_long(ranks: Ranks) -> Non
         group[0].call("sync_foreign_work", 1, 0.1)
     with pytest.raises(PeerLost):
         group[1].call("broadcast", SIZE, 0, 0)
+
+
+def test_another_way_to_change_the_membership_is_asked_to_form_each_group_and_to_let_go_of_it(ranks: Ranks) -> None:
+    group = ranks.start(2, membership=NotedChange())
+    for epoch in (1, 2):
+        form_group(group, epoch=epoch)
+        for rank in group:
+            rank.call("abort", "over")
+        until(lambda: all(rank.call("status")["reclaimed_s"] is not None for rank in group))
+    assert ranks.count("form") == ranks.count("let go") == ranks.count("abort 1") == 4
 
 
 # Ends of life

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
+
+from elastic_refit.communicators.base import GroupSpec
 from elastic_refit.communicators.nccl_group import NcclCommunicator
+from elastic_refit.communicators.nccl_library import Handle
+from elastic_refit.communicators.nccl_membership import Rebuild, Share
 from elastic_refit.communicators.rank_processes import Seat
 from elastic_refit.errors import CommunicatorError
 from tests.standin_nccl.host_memory import HostMemory
 from tests.waiting import wait_until
 
-__all__ = ["NcclSeat"]
+__all__ = ["NcclSeat", "NotedChange"]
 
 _READY_S = 40.0
 
@@ -40,3 +46,20 @@ class NcclSeat(Seat):
     def is_reclaim_overdue(self) -> bool:
         assert isinstance(self._group, NcclCommunicator)
         return self._group.is_reclaim_overdue
+
+
+class NotedChange(Rebuild):
+    """Notes what it is asked for where the library notes its calls."""
+
+    def form(self, handle: Handle, group: GroupSpec, share: Share) -> None:
+        _note("form")
+        super().form(handle, group, share)
+
+    def let_go(self, handles: Sequence[Handle], flagged: Callable[[], None]) -> None:
+        _note("let go")
+        super().let_go(handles, flagged)
+
+
+def _note(line: str) -> None:
+    with open(os.environ["STANDIN_NCCL_LOG"], "a", encoding="ascii") as log:
+        log.write(f"{line}\n")

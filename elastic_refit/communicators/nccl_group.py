@@ -282,10 +282,12 @@ class NcclCommunicator(RingCommunicator[_Message]):
 
     def abort(self, reason: str) -> None:
         """As everywhere; children and parent go in one group call. Never waits for NCCL."""
-        reclaim = self._claim(self._family())  # before anybody is woken: who wakes would go alone
+        together = self._claim(self._family())  # before anybody is woken: who wakes would go alone
         self._mark_aborted(reason)
-        if reclaim is not None:
-            reclaim.start()
+        late = self._claim(self._family())  # a part that was listed meanwhile
+        for reclaim in (together, late):
+            if reclaim is not None:
+                reclaim.start()
 
     def _end(self, *, is_faulty: bool) -> None:
         """Without a fault, the group is flushed in the background, and peers see us go after that.

@@ -173,7 +173,7 @@ def test_a_reclaim_that_hangs_on_a_frozen_peer_is_reported_and_ends_with_the_pee
 
 
 def test_work_that_outlives_its_abort_is_a_lost_context(ranks: Ranks) -> None:
-    group = ranks.start(2, {"ORPHANS": "1"}, patience=Patience(drain_s=0.2))
+    group = [*ranks.start(1, {"ORPHANS": "1"}, patience=Patience(drain_s=0.2)), *ranks.start(1)]
     form_group(group)
     group[0].start("broadcast", SIZE, 0, 1)
     until(lambda: ranks.count("work") == 1)

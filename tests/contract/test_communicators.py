@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -53,14 +53,14 @@ def large(backend: str) -> int:
 
 
 @pytest.fixture
-def ranks(pool: tuple[str, list[RankProcess]], libnccl: Path) -> Iterator[Ranks]:
+def ranks(pool: tuple[str, list[RankProcess]], request: pytest.FixtureRequest) -> Iterator[Ranks]:
     """Processes that are free: those of earlier tests, less the ones that were killed or are still busy."""
     implementation, processes = pool
     backend, options = IMPLEMENTATIONS[implementation]
     lent: list[RankProcess] = []
 
     def lend(count: int) -> list[RankProcess]:
-        with environment(libnccl):
+        with environment(request.getfixturevalue("libnccl")) if backend == "nccl" else nullcontext():
             while len(processes) < len(lent) + count:
                 processes.append(RankProcess(backend, **options))
         fresh = processes[len(lent) : len(lent) + count]

@@ -1,5 +1,5 @@
 /* Sockets between the ranks of a communicator, and bytes through them. Whoever waits here waits for ever, like a kernel
- * that spins on a flag in memory: only the communicator's flag ends it, whether or not the death of a peer is reported. */
+ * that spins on a flag in memory: only the communicator's flag ends it, also when the death of a peer is reported. */
 #define _GNU_SOURCE
 #include "standin.h"
 

@@ -23,14 +23,18 @@ _TASKS = 10_000
 
 @pytest.fixture(scope="module")
 def dashboard() -> Iterator[str]:
-    """A cluster of its own with a dashboard; gives the dashboard's URL."""
-    import ray
+    """A cluster of its own with a dashboard; gives the dashboard's URL.
 
-    context = ray.init(num_cpus=4, include_dashboard=True, log_to_driver=False)
+    Its agent listens wherever there is room: the port that it takes otherwise may be another cluster's of this machine.
+    """
+    from ray.cluster_utils import Cluster
+
+    options = {"num_cpus": 4, "include_dashboard": True, "dashboard_agent_listen_port": 0}
+    cluster = Cluster(initialize_head=True, head_node_args=options)
     try:
-        yield f"http://{context.dashboard_url}"
+        yield f"http://{cluster.webui_url}"
     finally:
-        ray.shutdown()
+        cluster.shutdown()
 
 
 def test_as_a_job_the_fleet_shows_in_the_task_table_and_the_dead_shard_as_failed(dashboard: str) -> None:

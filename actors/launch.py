@@ -19,6 +19,7 @@ from elastic_refit.actors.trainer import TrainerActor, trainer_options
 from elastic_refit.actors.vllm_shard import VllmShardActor, shard_options
 from elastic_refit.chaos import Fault
 from elastic_refit.config import RunConfig
+from elastic_refit.control.setup import ChannelPlan
 from elastic_refit.core.ids import Member, ShardId, TrainerId
 from elastic_refit.core.ledger_state import LedgerPolicy
 from elastic_refit.core.refit_state import RefitPolicy
@@ -38,11 +39,25 @@ class Launcher:
     config: RunConfig
     run_id: str
     folder: Path
+    channel: ChannelPlan
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Ranks of each shard, by shard index."""
         return tuple(self.config.fleet.widths or [1] * self.config.fleet.shards)
+
+    @property
+    def trainers(self) -> tuple[TrainerId, ...]:
+        return tuple(TrainerId(rank) for rank in range(self.config.fleet.trainers))
+
+    @property
+    def shards(self) -> tuple[ShardId, ...]:
+        """Those that the run begins with."""
+        return tuple(ShardId(index) for index in range(self.config.fleet.shards))
+
+    @property
+    def incidents(self) -> str:
+        return str(self.folder / "incidents")
 
     def ledger(self) -> ActorHandle:
         policy = LedgerPolicy(min_healthy=self.config.fleet.min_healthy, **self.config.ledger.model_dump())
@@ -56,14 +71,17 @@ class Launcher:
             max_recoveries=self.config.refit.max_recoveries_per_refit,
             min_healthy=self.config.fleet.min_healthy,
         )
+        for member in (*self.trainers, *self.shards):
+            self.channel.end(str(member))
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         actor = ray.remote(**coordinator_options())(RefitCoordinator)
         return actor.options(name=f"coordinator {self.run_id}", scheduling_strategy=here).remote(
             policy,
             ledger,
+            self.channel.host(),
             ledger_s=limits.ledger_s,
             widths=self.widths,
-            incident_folder=str(self.folder / "incidents"),
+            incident_folder=self.incidents,
         )
 
     def trainer(self, trainer: TrainerId, kind: type[TrainerActor], arguments: Mapping[str, Any]) -> ActorHandle:
@@ -84,7 +102,13 @@ class Launcher:
         )
 
     def _setup(self, member: Member) -> ParticipantSetup:
-        return ParticipantSetup(member, self.config.deadlines.limits, self.config.refit.bucket_bytes)
+        return ParticipantSetup(
+            member,
+            self.config.deadlines.limits,
+            self.config.refit.bucket_bytes,
+            control=self.channel.end(str(member)),
+            stacks_folder=self.incidents,
+        )
 
 
 def require_cpus(config: RunConfig) -> None:

@@ -6,7 +6,7 @@ Everything is a frozen value, so that the same protocol runs under Ray, in an ex
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from elastic_refit.core.deadlines import MAX_ASKS, Deadlines
@@ -36,6 +36,7 @@ __all__ = [
     "Round",
     "RoundTimedOut",
     "Running",
+    "StallSeen",
     "StartTimer",
 ]
 
@@ -108,6 +109,11 @@ class Round:
     answers: Mapping[Member, Answer] = field(default_factory=dict)
     asks: int = 1
 
+    def after(self, member: Member, answer: Answer | None) -> Round:
+        """The round once ``member`` has nothing more to say to it."""
+        answers = self.answers if answer is None else {**self.answers, member: answer}
+        return replace(self, waiting=self.waiting - {member}, answers=answers)
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -135,8 +141,9 @@ class Running:
     """A refit in progress.
 
     ``first_token`` is that of its first round: what carries a lower one belongs to an earlier refit. ``interrupted`` is
-    the round of the attempt that an incident broke off; its answers, while they still come, are evidence. ``evidence``
-    is what is known about each member since the attempt began, ``settled`` what the abort order was answered with.
+    the round of the attempt that an incident broke off; its answers, while they still come, are evidence.
+    ``stalled`` is one that goes on while everybody is asked why nothing moves. ``evidence`` is what is known about each
+    member since the attempt began, ``settled`` what the abort order was answered with.
     ``findings`` are the shards that were condemned. ``ending`` is set once the refit can only be wound up.
     """
 
@@ -145,6 +152,7 @@ class Running:
     round: Round
     first_token: int = 0
     interrupted: Round | None = None
+    stalled: Round | None = None
     membership: Membership | None = None
     is_opened: bool = False
     manifest: Manifest | None = None
@@ -218,7 +226,14 @@ class RoundTimedOut:
     observer_late_s: float = 0.0
 
 
-Event = RefitRequested | Answered | Died | RoundTimedOut
+@dataclass(frozen=True, slots=True)
+class StallSeen:
+    """Nobody has moved for ``stall_s`` in round ``token``. No evidence against anybody: a reason to look."""
+
+    token: int
+
+
+Event = RefitRequested | Answered | Died | RoundTimedOut | StallSeen
 
 # -- commands
 

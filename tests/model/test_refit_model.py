@@ -149,6 +149,22 @@ SCENARIOS = {
         Scenario(1, 2, wedges=1, errors=1, has_late_observer=True, victims=only(S0)),
         "landed recovered UnattributedHang",
     ),
+    "nobody moves, for a shard hangs": (
+        Scenario(1, 2, wedges=1, stalls=2, victims=only(S0), witnesses=only(S1), is_in_order=True),
+        "landed recovered UnattributedHang",
+    ),
+    "nobody moves, for anybody errs or crashes": (
+        Scenario(1, 2, crashes=1, errors=1, stalls=1, witnesses=only(), is_in_order=True),
+        "landed recovered TrainerLost",
+    ),
+    "nobody moves, for a link is cut, and the observer is late": (
+        Scenario(1, 2, cuts=1, stalls=2, has_late_observer=True, victims=only(), is_in_order=True),
+        "landed UnattributedHang",
+    ),
+    "nobody moves, and a deadline passes early": (
+        Scenario(1, 2, stalls=1, late=1, victims=only(), witnesses=only(S0), is_in_order=True),
+        f"landed recovered {ENDS_UNNAMED} NoSurvivingShards",
+    ),
     "wrong bytes arrive, and a deadline passes early": (
         Scenario(1, 3, corruptions=2, late=1, victims=only(), witnesses=only(S2), is_in_order=True),
         f"landed recovered {ENDS_UNNAMED} NoSurvivingShards RecoveryBudgetExhausted",
@@ -202,6 +218,12 @@ MISTAKES: dict[str, tuple[str, object, str, str]] = {
         lambda turn: True,
         HANG,
         "there is no end to it",
+    ),
+    "a look breaks off what goes on": (
+        "refit_turn.Turn.resume",
+        lambda turn: None,
+        "nobody moves, for a shard hangs",
+        "a look at what is over",
     ),
     "silence counts whoever is late": (
         "refit_verdict.ON_TIME_SHARE",

@@ -132,12 +132,10 @@ class RefitShell:
         if call.op in _ATTENDED:
             ref = handle.attend.options(name=name).remote(call.order)
         else:
-            secret = self._secret(call.epoch) if call.op is Op.JOIN else b""
+            fresh = secrets.token_bytes(32)
+            secret = self._secrets.setdefault(call.epoch, fresh) if call.op is Op.JOIN else b""
             ref = handle.work.options(name=name).remote(call.order, secret)
         self._pending[ref] = _Pending(call.op, call.epoch, call.member)
-
-    def _secret(self, epoch: int) -> bytes:
-        return self._secrets.setdefault(epoch, secrets.token_bytes(32))
 
     def _fence(self, call: Call) -> None:
         """Kill what is on this node here and now; anything else by a task that runs where it is."""
@@ -168,7 +166,8 @@ class RefitShell:
             self._events.extend(self._event_of(ref) for ref in ready)
         elif self._timers and time.monotonic() >= due:
             _, token = heapq.heappop(self._timers)
-            self._events.append(RoundTimedOut(token, observer_late_s=time.monotonic() - due))
+            now = time.monotonic()
+            self._events.append(RoundTimedOut(token, now - due, self._stall.beacons(self._members, now)))
         elif watched is not None and stall_at <= now:
             self._events.append(StallSeen(watched))
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from elastic_refit.control.host import Heard
+from elastic_refit.core.evidence import Beacon
+from elastic_refit.core.ids import Member
 from elastic_refit.core.refit_state import Running
 from elastic_refit.core.refit_turn import WATCHED
 
@@ -29,6 +32,15 @@ class StallWatch:
         token = running.round.token if running is not None and running.round.op in WATCHED else None
         if token != self._token:
             self._token, self._since = token, now
+
+    def beacons(self, members: Iterable[Member], now: float) -> dict[Member, tuple[Beacon, float]]:
+        """The last beacon of each member that sent one, as if it had not moved since, and the seconds since."""
+        heard, found = self._heard(), {}
+        for member in members:
+            if (last := heard.get(str(member))) is not None:
+                age_s = now - last.at_s
+                found[member] = replace(last.beacon, tick_age_s=last.beacon.tick_age_s + age_s), age_s
+        return found
 
     def due(self, epoch: int) -> tuple[float, int] | None:
         """When it will be a stall unless somebody moves, and the round's token; None if nothing is to be watched."""

@@ -214,14 +214,21 @@ class _Protocol(Turn):
             case Op.PROBE:
                 self._probed(event.observer_late_s)
             case Op.PING:
-                for member in current.waiting:
-                    self.know(member, answered_ping=False)
+                self._miss(current.waiting, event)
                 self._weigh(event.observer_late_s, final=True)
             case Op.SETTLE:
                 self._settled(event.observer_late_s)
             case _:
                 self.round_done()
         return None
+
+    def _miss(self, members: Iterable[Member], event: RoundTimedOut) -> None:
+        """They have not answered; a beacon that came by itself is a sign of life too, and says how far one is."""
+        for member in members:
+            self.know(member, answered_ping=False)
+            if member in event.beacons:
+                beacon, age_s = event.beacons[member]
+                self.know(member, beacon=beacon, beacon_age_s=age_s)
 
     def stall_seen(self, event: StallSeen) -> None:
         """Ask everybody, and disturb nobody: the attempt goes on, and may end well meanwhile."""

@@ -11,7 +11,7 @@ from typing import assert_never
 
 from elastic_refit.core.deadlines import MAX_ASKS, Deadlines
 from elastic_refit.core.events import Event as LedgerEvent
-from elastic_refit.core.evidence import MemberEvidence
+from elastic_refit.core.evidence import Beacon, MemberEvidence
 from elastic_refit.core.ids import Member, ProcessId, ShardId
 from elastic_refit.core.manifest import Manifest
 from elastic_refit.core.membership import Membership, plan_membership
@@ -220,10 +220,14 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class RoundTimedOut:
-    """The deadline of round ``token`` passed. ``observer_late_s``: how late the observer's own loop was by then."""
+    """The deadline of round ``token`` passed. ``observer_late_s``: how late the observer's own loop was by then.
+
+    ``beacons``: the last that came by itself of each member, as of now, and how many seconds ago it came.
+    """
 
     token: int
     observer_late_s: float = 0.0
+    beacons: Mapping[Member, tuple[Beacon, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import pytest
 from elastic_refit.control.host import Heard
 from elastic_refit.control.stall import StallWatch
 from elastic_refit.core.evidence import Beacon
+from elastic_refit.core.ids import ShardId
 from elastic_refit.core.messages import Op
 from elastic_refit.core.refit_state import Fleet, Round, Running
 
@@ -44,6 +45,13 @@ def test_moves_of_another_epoch_and_from_before_the_round_count_for_nothing() ->
     group.hear("shard[0]", 12.0, tick_age_s=0.0, epoch=EPOCH - 1)
     group.hear("shard[1]", 12.0, tick_age_s=5.0)
     assert group.watch.due(EPOCH) == (13.0, 7)
+
+
+def test_the_last_beacon_of_a_member_has_the_age_since_it_came() -> None:
+    group = Group()
+    group.hear("shard[0]#1", 12.0, tick_age_s=0.5)
+    found = group.watch.beacons([ShardId(0), ShardId(0, 1)], 14.0)
+    assert found == {ShardId(0, 1): (Beacon(EPOCH, tick_age_s=2.5), 2.0)}
 
 
 @pytest.mark.parametrize("op", sorted(set(Op) - {Op.JOIN, Op.TRANSFER}))

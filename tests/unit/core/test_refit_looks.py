@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_refit.core.evidence import Testimony
+from elastic_refit.core.evidence import Beacon, Testimony
 from elastic_refit.core.messages import Fault, Op, Pong
 from elastic_refit.core.refit_state import (
     Answered,
@@ -114,6 +114,20 @@ def test_silence_in_a_look_condemns_nobody_while_the_observer_is_late() -> None:
     while fleet.op is Op.PING:
         fleet.advance()
     assert (fleet.op, running(fleet).findings) == (Op.TRANSFER, ())
+
+
+@pytest.mark.parametrize(("age_s", "is_named"), [(LIMITS.ping_s / 2, False), (LIMITS.ping_s + 1, True)])
+def test_a_beacon_that_came_by_itself_is_a_sign_of_life_while_it_is_young(age_s: float, *, is_named: bool) -> None:
+    fleet = FakeFleet()
+    fleet.plan("freeze", S1, Op.TRANSFER)
+    in_round(Op.TRANSFER, fleet)
+    look(fleet)
+    while running(fleet).round.waiting != {S1}:
+        fleet.advance()
+    waits = Beacon(fleet.state.epoch, 1, 0, 0, "recv", None, "in_collective", 4.0)
+    fleet.send(RoundTimedOut(running(fleet).round.token, beacons={S1: (waits, age_s)}))
+    assert [finding.member for finding in running(fleet).findings] == [S1] * is_named
+    assert running(fleet).evidence[S1].beacon == waits
 
 
 @pytest.mark.parametrize("what", ["fault", "testimony", "death", "deadline"])

@@ -1,4 +1,4 @@
-"""The coordinator: one refit at a time, from the ledger's view to landed or ended, and a record of every incident."""
+"""The coordinator: one refit at a time, the newest asked for, from the ledger's view to its end, and its incidents."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ from elastic_refit.core.refit_state import Ended, Fleet, Landed, RefitPolicy, Re
 from elastic_refit.incident import Incident, IncidentClock, names_of, sentence_of, write_incident
 from elastic_refit.processes import exit_when_orphaned
 from elastic_refit.stacks import stacks_of
+from elastic_refit.turns import Turns
 
 __all__ = ["RefitCoordinator", "RefitReport", "coordinator_options"]
 
 logger = logging.getLogger(__name__)
+
+_CALLERS = 3
+"""Of refits: one that runs, one that waits, and one more that takes the place of who waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class RefitReport:
 
 def coordinator_options() -> dict[str, object]:
     """Options for ``ray.remote(...)``: faults and questions are heard while a refit runs."""
-    return {"num_cpus": 0, "max_restarts": 0, "concurrency_groups": {"refit": 1, "control": 2}}
+    return {"num_cpus": 0, "max_restarts": 0, "concurrency_groups": {"refit": _CALLERS, "control": 2}}
 
 
 class RefitCoordinator:
@@ -70,6 +74,7 @@ class RefitCoordinator:
         self._state = RefitState(policy, coordinator=channel.incarnation)
         self._strikes: list[tuple[float, FaultRecord]] = []
         self._incidents = 0
+        self._turns = Turns()
 
     @ray.method(concurrency_group="control")
     def enlist(self, members: Mapping[Member, ray.actor.ActorHandle]) -> None:
@@ -80,9 +85,16 @@ class RefitCoordinator:
     def refit(self, version: int) -> RefitReport:
         """Push ``version`` from the trainers to every shard that may take part; blocks until it landed.
 
+        While another refit runs this one waits, unless a newer version is asked for.
+
         Raises:
+            Superseded: a newer version is asked for, and this one had not begun.
             ElasticRefitError: the refit ended the run; the type and the sentence say why.
         """
+        with self._turns.turn(version):
+            return self._refit(version)
+
+    def _refit(self, version: int) -> RefitReport:
         began = time.monotonic()
         shell = RefitShell(
             self._state,

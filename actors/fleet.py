@@ -106,16 +106,20 @@ class Fleet:
         self._supervisor.start()
 
     def refit(self, version: int, *, while_waiting: Callable[[], None] | None = None) -> RefitReport:
-        """Push ``version`` to every shard that may take part; blocks until it landed, at most ``driver_s``.
+        """Push ``version`` to every shard that may take part; blocks until it landed.
+
+        Any thread may call it. One that comes while a refit runs waits for its end; a newer version that comes
+        meanwhile takes its place. Blocks at most twice ``driver_s``: the refit that runs, and this one.
 
         Raises:
+            Superseded: a newer version was asked for before this one began.
             ElasticRefitError: the refit ended the run; the message is the sentence for a person.
         """
         world = len(self.trainers) + sum(self._widths[shard.index] for shard in self._joinable())
         task = self._coordinator.refit.options(name=f"refit[v{version}] world={world}").remote(version)
         limit_s = self._limits.driver_s(self._config.refit.max_recoveries_per_refit)
         try:
-            return _wait(task, limit_s, while_waiting)
+            return _wait(task, 2 * limit_s, while_waiting)
         except RayTaskError as error:
             own = error.cause  # Ray's wrapper has a type of its own, which nobody could match by name
             raise own if isinstance(own, ElasticRefitError) else error from None

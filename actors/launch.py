@@ -25,6 +25,8 @@ from elastic_refit.core.ledger_state import LedgerPolicy
 from elastic_refit.core.refit_state import RefitPolicy
 from elastic_refit.engines.registry import engine_environment
 from elastic_refit.errors import ConfigError
+from elastic_refit.transports.base import Packing
+from elastic_refit.transports.registry import load_transport
 
 __all__ = ["Launcher", "require_cpus"]
 
@@ -70,6 +72,8 @@ class Launcher:
             limits,
             max_recoveries=self.config.refit.max_recoveries_per_refit,
             min_healthy=self.config.fleet.min_healthy,
+            commit=self.config.refit.commit,
+            has_links=load_transport(self.config.refit.transport).has_links,
         )
         for member in (*self.trainers, *self.shards):
             self.channel.end(str(member))
@@ -102,12 +106,14 @@ class Launcher:
         )
 
     def _setup(self, member: Member) -> ParticipantSetup:
+        refit = self.config.refit
         return ParticipantSetup(
             member,
             self.config.deadlines.limits,
-            self.config.refit.bucket_bytes,
+            Packing(refit.bucket_bytes, refit.digest),
             control=self.channel.end(str(member)),
             stacks_folder=self.incidents,
+            transport=refit.transport,
         )
 
 

@@ -14,7 +14,8 @@ from elastic_refit.core.deadlines import Deadlines
 from elastic_refit.core.ids import Member
 from elastic_refit.participant import Reach, RefitParticipant
 from elastic_refit.processes import identify
-from elastic_refit.transports.broadcast import BroadcastTransport
+from elastic_refit.transports.base import Packing
+from elastic_refit.transports.registry import build_transport
 
 __all__ = ["ParticipantSetup"]
 
@@ -32,18 +33,19 @@ class ParticipantSetup:
 
     member: Member
     deadlines: Deadlines
-    bucket_bytes: int
+    packing: Packing
     control: EndSetup
     stacks_folder: str
+    transport: str = "broadcast"
     host: str | None = None
 
     def participant(self, *, pids: Sequence[int] = (), reach: Reach | None = None) -> RefitParticipant:
         """The participant of this process; ``pids`` are the member's other processes."""
         node = ray.get_runtime_context().get_node_id()
+        chunk_bytes = min(_CHUNK_BYTES, max(1, self.packing.bucket_bytes // _CHUNKS_PER_BUCKET))
         participant = RefitParticipant(
             self.member,
-            TcpBackend(self.host, chunk_bytes=min(_CHUNK_BYTES, max(1, self.bucket_bytes // _CHUNKS_PER_BUCKET))),
-            BroadcastTransport(),
+            build_transport(self.transport, TcpBackend(self.host, chunk_bytes=chunk_bytes)),
             deadlines=self.deadlines,
             processes=[identify(pid, node) for pid in sorted({os.getpid(), *pids})],
             reach=reach,

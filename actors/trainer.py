@@ -65,7 +65,7 @@ class TrainerActor(ABC):
             case JoinOrder():
                 return self._participant.join(order, secret)
             case ReadyOrder():
-                return self._participant.pin(order, self.weight_source(), self._setup.bucket_bytes)
+                return self._participant.pin(order, self.weight_source(), self._setup.packing)
             case TransferOrder():
                 return self._participant.send(order)
             case _:

@@ -11,12 +11,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from elastic_refit.config_source import apply_override, describe, read_mapping
 from elastic_refit.core.deadlines import BandwidthEstimate, Deadlines, check
+from elastic_refit.core.events import CommitMode
 from elastic_refit.core.manifest import ALIGNMENT_BYTES
 from elastic_refit.errors import ConfigError
+from elastic_refit.transports.registry import require_transport
 
 __all__ = [
     "DeadlinesConfig",
@@ -34,6 +36,11 @@ __all__ = [
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Bytes = Annotated[int, Field(ge=1)]
+
+
+def _known_transport(name: str) -> str:
+    require_transport(name)
+    return name
 
 
 class Section(BaseModel):
@@ -86,15 +93,16 @@ class RefitConfig(Section):
     bucket_bytes: Annotated[int, Field(gt=0, multiple_of=ALIGNMENT_BYTES)] = 64 << 20
     """Size of one packed buffer, in bytes, a multiple of 16. Each rank holds two. Large: fewer steps; small: less to
     resend after a fault, and progress is seen sooner."""
-    commit: Literal["streamed", "staged"] = "streamed"
+    commit: CommitMode = "streamed"
     """`streamed` applies buckets as they arrive and needs no memory; `staged` receives everything beside the old
     weights, so that an aborted refit leaves a shard serving its old version, for the price of one copy."""
     max_recoveries_per_refit: Annotated[int, Field(ge=0)] = 1
     """How often one refit may rebuild its group and go on; the next failure ends the run."""
     digest: Literal["xxh3", "sum64"] = "xxh3"
     """Proof of each bucket: `xxh3` is the fastest on CPUs; `sum64` has the same value computed on a GPU."""
-    transport: Literal["broadcast"] = "broadcast"
-    """How the bytes travel: `broadcast` sends packed buckets from trainer 0 down the group."""
+    transport: Annotated[str, AfterValidator(_known_transport)] = "broadcast"
+    """How the bytes travel: `broadcast` sends packed buckets from trainer 0 down the group. Other distributions may
+    offer more, by an entry point in `elastic_refit.transports`."""
 
 
 class DeadlinesConfig(Section):
@@ -131,11 +139,12 @@ class DeadlinesConfig(Section):
     apply_s: Seconds = 10.0
     """A shard applies one bucket."""
     finalize_s: Seconds = 15.0
-    """A shard commits after its last bucket."""
+    """A shard commits after its last bucket; with `commit: staged` this is when it applies all of them."""
     hard_s: Seconds = 60.0
     """The whole transfer: every bucket moved and applied."""
     settle_s: Seconds = 12.0
-    """Survivors answer the abort order; covers order_s + apply_s, since they finish the bucket that they apply."""
+    """Survivors answer the abort order; covers order_s and the longer of `pack_s apply_s`, since trainers finish the
+    bucket that they pack and shards the one that they apply."""
     ledger_s: Seconds = 10.0
     """One call to the ledger; covers its restart."""
     coordinator_restart_s: Seconds = 20.0

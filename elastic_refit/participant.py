@@ -1,4 +1,4 @@
-"""The refit's side of one process: communicators it was handed, the watchdog over them, and the gate before serving.
+"""The refit's side of one process: the transport it was handed, the watchdog over it, and the gate before serving.
 
 Lives in a trainer, or in the process that holds a shard's weights. Two kinds of threads call it: the *working* thread
 carries out orders that may block in a collective (join, send, receive, commit); *control* threads ask and abort (ping,
@@ -17,16 +17,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from elastic_refit.beacon import ProgressRecorder
-from elastic_refit.communicators.base import Communicator, CommunicatorBackend, GroupSpec, PendingCommunicator
+from elastic_refit.communicators.base import GroupSpec
 from elastic_refit.control.end import ControlEnd
 from elastic_refit.control.setup import EndSetup
 from elastic_refit.core.deadlines import Deadlines
 from elastic_refit.core.evidence import Beacon, Testimony
 from elastic_refit.core.ids import Member, ProcessId
-from elastic_refit.core.manifest import Manifest, differing_buckets
+from elastic_refit.core.manifest import differing_buckets
 from elastic_refit.core.messages import (
     Answer,
     CommitOrder,
@@ -56,12 +55,19 @@ from elastic_refit.errors import (
     StaleEpoch,
 )
 from elastic_refit.stacks import asked_path, rung_path
-from elastic_refit.transports.base import OpenUpdate, PinnedVersion, RankContext, WeightSource, WeightTransport
+from elastic_refit.transports.base import (
+    Feed,
+    ManifestKeeper,
+    NamedTensors,
+    OpenUpdate,
+    Packing,
+    PinnedVersion,
+    RankContext,
+    WeightSource,
+    WeightTransport,
+)
 from elastic_refit.transports.packing import BucketUnpacker
 from elastic_refit.watchdog import Abortable, Armed, RefitAbortWatchdog, register_stack_dump_signal
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["RefitParticipant"]
 
@@ -78,7 +84,6 @@ class RefitParticipant:
     def __init__(
         self,
         member: Member,
-        backend: CommunicatorBackend,
         transport: WeightTransport,
         *,
         deadlines: Deadlines,
@@ -88,7 +93,6 @@ class RefitParticipant:
         self.member = member
         self.serving_version: int | None = None
         """The version that this process holds whole; None before its first commit and inside an update."""
-        self._backend = backend
         self._transport = transport
         self._deadlines = deadlines
         self._processes = tuple(processes)
@@ -97,8 +101,7 @@ class RefitParticipant:
         self._progress = ProgressRecorder()
         self._epoch = -1
         self._coordinator = -1
-        self._pending: PendingCommunicator | None = None
-        self._communicator: Communicator | None = None
+        self._manifests = ManifestKeeper()
         self._pinned: PinnedVersion | None = None
         self._update: OpenUpdate | None = None
         self._idle = threading.Condition()
@@ -142,15 +145,16 @@ class RefitParticipant:
         released_s = time.monotonic() - began
         update = self._update
         through = update.applied_through if update is not None and update.version == order.version else -1
+        is_beside = update is not None and not update.is_open
         if order.roll_back and in_worker is not None:
             in_worker(self.roll_back)
-        return Settled(through, released_s, self.serving_version)
+        return Settled(through, released_s, self.serving_version, is_beside)
 
     def close(self) -> None:
         if self._end is not None:
             self._end.close()
         self._watchdog.close()
-        self._leave_group()
+        self._transport.close()
 
     # -- the working thread
 
@@ -162,9 +166,9 @@ class RefitParticipant:
         """Connect to the group; blocks at most ``join_s``."""
         return self._carry_out("joining", lambda: self._join(order, secret))
 
-    def pin(self, order: ReadyOrder, source: WeightSource, bucket_bytes: int) -> Answer:
+    def pin(self, order: ReadyOrder, source: WeightSource, packing: Packing) -> Answer:
         """Trainers: hold the version still and pack the first bucket."""
-        return self._carry_out("packing", lambda: self._pin(order, source, bucket_bytes))
+        return self._carry_out("packing", lambda: self._pin(order, source, packing))
 
     def pause(self, order: ReadyOrder, pause: Callable[[], None]) -> Answer:
         """Shards: return when nothing is scheduled on the engine any more."""
@@ -175,11 +179,17 @@ class RefitParticipant:
         return self._carry_out("in_collective", lambda: self._send(order))
 
     def receive(self, order: TransferOrder, receiver: WeightReceiver) -> Answer:
-        """Shards: receive and apply every bucket from ``start_bucket`` on. Nothing may be scheduled on the engine."""
+        """Shards: receive every bucket from ``start_bucket`` on, and apply it unless the commit is staged.
+
+        Nothing may be scheduled on the engine.
+        """
         return self._carry_out("in_collective", lambda: self._receive(order, receiver))
 
     def commit(self, order: CommitOrder, receiver: WeightReceiver) -> Answer:
-        """Shards: compare the digests, close the update, and serve it. Committing a version twice is no error."""
+        """Shards: compare the digests, apply what was staged, close the update, and serve it.
+
+        Nothing may be scheduled on the engine. Committing a version twice is no error.
+        """
         return self._carry_out("finalizing", lambda: self._commit(order, receiver))
 
     def roll_back(self, receiver: WeightReceiver) -> None:
@@ -194,16 +204,11 @@ class RefitParticipant:
         if order.epoch <= self._epoch or order.coordinator < self._coordinator:
             raise StaleEpoch(f"epoch {order.epoch} was asked of {self.member} after epoch {self._epoch}")
         self._epoch, self._coordinator = order.epoch, order.coordinator
-        self._leave_group()
         self._progress = ProgressRecorder(order.epoch)
-        self._pending = self._backend.bind()
-        return Prepared((self._pending.address,), (), self._processes)
+        return Prepared((self._transport.listen(),), (), self._processes)
 
     def _join(self, order: JoinOrder, secret: bytes) -> Answer:
         self._require(order.epoch)
-        pending = self._pending
-        if pending is None:
-            raise StaleEpoch(f"{self.member} was told to join epoch {order.epoch}, which it has not prepared")
         group = GroupSpec(
             epoch=order.epoch,
             rank=order.membership.rank_of(self.member),
@@ -213,19 +218,20 @@ class RefitParticipant:
         )
         limit = self._deadlines.join_s
         with self._armed(order.epoch, abort_s=limit, hard_s=limit) as armed:
-            armed.hand_over(_Breakable(pending, self._progress))
+            armed.hand_over(_Breakable(self._transport, self._progress))
             self._progress.entered = -1
-            self._communicator = pending.join(group, timeout_s=limit)
-        self._progress.communicator = self._communicator
+            self._transport.reconcile_communicator(order.membership, group, timeout_s=limit)
+        self._progress.communicator = self._transport.communicator
         self._progress.completed = -1
         return Done()
 
-    def _pin(self, order: ReadyOrder, source: WeightSource, bucket_bytes: int) -> Answer:
+    def _pin(self, order: ReadyOrder, source: WeightSource, packing: Packing) -> Answer:
         self._require(order.epoch)
         if self._pinned is None or self._pinned.version != order.version:
-            self._pinned = PinnedVersion.of(order.version, source, bucket_bytes)
+            manifest = self._manifests.manifest_of(source.specs(), packing)
+            self._pinned = PinnedVersion(order.version, source, manifest)
         self._progress.begin_refit()
-        self._transport.pack_first(self._pinned, order.start_bucket)
+        self._transport.prepare(self._pinned, order.start_bucket)
         return Ready(self._pinned.manifest)
 
     def _pause(self, order: ReadyOrder, pause: Callable[[], None]) -> Answer:
@@ -250,7 +256,8 @@ class RefitParticipant:
                 f"{self.member} holds {update.applied_through + 1} buckets; the retry begins at {order.start_bucket}"
             )
         with self._guarded(order) as context:
-            digests = self._transport.receive(context, order, update, _Gate(self, update, receiver))
+            feed = update.staged.append if order.commit == "staged" else self._gate(update, receiver)
+            digests = self._transport.receive(context, order, update, feed)
         self._reached(order.version, "ack")
         return Received(digests)
 
@@ -283,6 +290,10 @@ class RefitParticipant:
                 buckets=differing,
             )
         self._reached(order.version, "finalizing")
+        feed = self._gate(update, receiver)
+        while update.staged:
+            feed(update.staged.popleft())
+            self._progress.tick()
         receiver.finish(order.version)
         update.is_open = False
         self.serving_version = order.version
@@ -296,18 +307,25 @@ class RefitParticipant:
             self._update = update
         return update
 
+    def _gate(self, update: OpenUpdate, receiver: WeightReceiver) -> Feed:
+        """Closes the shard before the first tensor touches the engine: from here until its commit it serves nothing."""
+
+        def feed(tensors: NamedTensors) -> None:
+            if not update.is_open:
+                self.serving_version = None
+                update.is_open = True
+                receiver.begin(update.manifest)
+            receiver.feed(tensors)
+
+        return feed
+
     @contextmanager
     def _guarded(self, order: TransferOrder) -> Iterator[RankContext]:
         self._require(order.epoch)
-        communicator = self._communicator
-        if communicator is None:
-            raise StaleEpoch(f"{self.member} has no communicator for epoch {order.epoch}")
         limits = self._deadlines
         with self._armed(order.epoch, abort_s=limits.abort_s, hard_s=limits.hard_s) as armed:
-            armed.hand_over(_Breakable(communicator, self._progress))
-            yield RankContext(
-                communicator, self._progress, self._ticker(armed), lambda phase: self._reached(order.version, phase)
-            )
+            armed.hand_over(_Breakable(self._transport, self._progress))
+            yield RankContext(self._progress, self._ticker(armed), lambda phase: self._reached(order.version, phase))
 
     def _armed(self, epoch: int, *, abort_s: float, hard_s: float) -> AbstractContextManager[Armed]:
         """The watchdog over one call; with its native rung where the process leaves its stacks."""
@@ -353,15 +371,7 @@ class RefitParticipant:
     def _break_group(self, reason: str) -> None:
         if self._working:
             self._progress.hold()
-        for target in (self._pending, self._communicator):
-            if target is not None:
-                target.abort(reason)
-
-    def _leave_group(self) -> None:
-        for target in (self._pending, self._communicator):
-            if target is not None:
-                target.close()
-        self._pending = self._communicator = None
+        self._transport.abort(reason)
 
     def _require(self, epoch: int) -> None:
         if epoch != self._epoch:
@@ -372,31 +382,6 @@ class RefitParticipant:
     def _reached(self, version: int, phase: str) -> None:
         if self._reach is not None:
             self._reach(version, phase)
-
-
-class _Gate(WeightReceiver):
-    """Closes the shard before the first bucket touches the engine: from here until its commit it serves nothing."""
-
-    def __init__(self, participant: RefitParticipant, update: OpenUpdate, receiver: WeightReceiver) -> None:
-        self._participant = participant
-        self._update = update
-        self._receiver = receiver
-
-    def begin(self, manifest: Manifest) -> None:
-        self._participant.serving_version = None
-        self._update.is_open = True
-        self._receiver.begin(manifest)
-
-    def feed(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
-        if not self._update.is_open:
-            self.begin(self._update.manifest)
-        self._receiver.feed(tensors)
-
-    def finish(self, version: int) -> None:
-        self._receiver.finish(version)
-
-    def rollback(self) -> None:
-        self._receiver.rollback()
 
 
 @dataclass(frozen=True, slots=True)

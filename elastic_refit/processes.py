@@ -11,14 +11,14 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import psutil
 
 from elastic_refit.core.ids import ProcessId
 
-__all__ = ["end_descendants", "exit_when_orphaned", "identify", "kill_proved", "signal_catchers"]
+__all__ = ["end_all", "end_descendants", "exit_when_orphaned", "identify", "kill_proved", "signal_catchers"]
 
 _ORPHAN_LOOK_S = 1.0
 
@@ -129,9 +129,14 @@ def end_descendants(*, timeout_s: float, besides: Collection[int] = ()) -> list[
     ``besides`` are children of this process to leave alone, with all that they have started. A killed parent hands its
     children to the nearest subreaper, so this looks again until nobody is left.
     """
+    return end_all(lambda: _descendants(besides), timeout_s=timeout_s)
+
+
+def end_all(find: Callable[[], Iterable[psutil.Process]], *, timeout_s: float) -> list[int]:
+    """SIGKILL what ``find`` finds until it finds nobody; returns the pids that are still there after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while True:
-        living = [process for process in _descendants(besides) if _is_living(process)]
+        living = [process for process in find() if _is_living(process)]
         if not living or time.monotonic() >= deadline:
             return [process.pid for process in living]
         for process in living:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 RUN_MARK = "ELASTIC_REFIT_TEST_RUN"
+LONGEST_FIRST = ("vllm", "integration", "contract", "model", "property")
 leftovers = pytest.StashKey[list[str]]()
 run_id = pytest.StashKey[str]()
 
@@ -39,8 +40,21 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"repeat the random tests with --hypothesis-seed={config.option.hypothesis_seed}"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, so that of several workers none is left with them at the end."""
+    items.sort(
+        key=lambda item: LONGEST_FIRST.index(folder) if (folder := item.path.parent.name) in LONGEST_FIRST else 9
+    )
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End what the tests left running, and fail the run for it."""
+    """End what the tests left running, and fail the run for it.
+
+    One of several workers leaves this to the run that started it, whose mark its processes have too.
+    """
+    if hasattr(session.config, "workerinput"):
+        return
     started = list(processes_of(session.config.stash[run_id]))
     _, alive = psutil.wait_procs(started, timeout=float(session.config.getini("settle_s")))
     session.config.stash[leftovers] = [describe(process) for process in alive]

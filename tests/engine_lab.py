@@ -18,7 +18,7 @@ from elastic_refit.transports.packing import BucketUnpacker, fresh_buffer, pack_
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["EXACT", "PROMPTS", "STALE", "VLLM_OPTIONS", "Lab", "logprob_gap"]
+__all__ = ["BUCKET_BYTES", "EXACT", "PROMPTS", "STALE", "VLLM_OPTIONS", "Lab", "logprob_gap"]
 
 VLLM_OPTIONS: dict[str, Any] = {
     "dtype": "float32",
@@ -31,7 +31,7 @@ EXACT, STALE = 1e-3, 1e-2
 """Max log-prob gap: below the first is rounding, above the second is other weights."""
 PROMPTS: list[list[int]] = [[72, 101, 108], [72, 101, 108], [5, 6], [200, 7, 9], list(range(1, 81)), [250], [9], [77]]
 """One is long enough to leave full blocks in a prefix cache."""
-_BUCKET_BYTES = 40 * 1024
+BUCKET_BYTES = 40 * 1024
 
 
 class Lab:
@@ -43,7 +43,7 @@ class Lab:
         self.trainer: PreTrainedModel = load_trainer_model(directory)
         self.previous: PreTrainedModel = self.trainer
         self.version = 0
-        self.manifest = build_manifest(tensor_specs(self.trainer.named_parameters()), _BUCKET_BYTES)
+        self.manifest = build_manifest(tensor_specs(self.trainer.named_parameters()), BUCKET_BYTES)
         self.engine: ShardEngine = build_engine(kind, self.directory, VLLM_OPTIONS if kind == "vllm" else {})
         self._unpacker = BucketUnpacker(self.manifest)
 

@@ -31,6 +31,7 @@ _COVERS: tuple[tuple[str, tuple[str, ...], str], ...] = (
         for phase in ("pack_s", "apply_s", "finalize_s")
     ),
     ("settle_s", ("order_s", "apply_s"), "a survivor finishes the bucket it is applying before it answers an abort"),
+    ("settle_s", ("order_s", "pack_s"), "a trainer finishes the bucket it is packing before it answers an abort"),
     ("hard_s", ("abort_s",), "a stall is explained only if the limit of the whole transfer comes later"),
 )
 """Each limit, what it must cover, and why."""

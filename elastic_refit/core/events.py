@@ -14,6 +14,7 @@ from elastic_refit.core.ids import ShardId
 
 __all__ = [
     "ActorDied",
+    "CommitMode",
     "Condemned",
     "Drained",
     "Entry",
@@ -39,6 +40,10 @@ __all__ = [
     "entry_from_dict",
     "entry_to_dict",
 ]
+
+
+CommitMode = Literal["streamed", "staged"]
+"""When a shard's engine gets a bucket: as it arrives, or all of them once every digest was equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +188,7 @@ class RefitOpened:
     epoch: int
     version: int
     participants: tuple[ShardId, ...]
-    commit: Literal["streamed", "staged"] = "streamed"
+    commit: CommitMode = "streamed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast, get_args
 
 from elastic_refit.core import ledger_refits, ledger_shards
-from elastic_refit.core.events import Entry, Event, FleetEvent
+from elastic_refit.core.events import Entry, Event, FleetEvent, ShardEvent
 from elastic_refit.core.ledger_draft import Draft, Refusal
 from elastic_refit.core.ledger_parts import Ranges, add_to_ranges
 from elastic_refit.core.ledger_state import LedgerPolicy, LedgerState, Rejection, WriterKey, new_ledger
 
 __all__ = ["Ack", "apply", "fold", "new_ledger", "replay"]
+
+_FLEET_EVENTS = frozenset(get_args(FleetEvent))
 
 
 class Ack(NamedTuple):
@@ -69,9 +71,9 @@ def fold(state: LedgerState, entry: Entry) -> tuple[LedgerState, Ack]:
 
 
 def _obey(draft: Draft, event: Event) -> Refusal | None:
-    if isinstance(event, FleetEvent):
-        return ledger_refits.obey(draft, event)
-    return ledger_shards.obey(draft, event)
+    if type(event) in _FLEET_EVENTS:
+        return ledger_refits.obey(draft, cast(FleetEvent, event))
+    return ledger_shards.obey(draft, cast(ShardEvent, event))
 
 
 def _clamped(now_s: float, time_s: float) -> float:

@@ -104,6 +104,8 @@ def add_to_ranges(ranges: Ranges, number: int, *, limit: int) -> Ranges | None:
 
     Beyond ``limit`` ranges the oldest gap is closed: the numbers in it count as seen.
     """
+    if ranges and number == ranges[-1][1] + 1:  # what a writer that loses nothing sends
+        return (*ranges[:-1], (ranges[-1][0], number))
     at = bisect_right(ranges, number, key=_start)
     before = ranges[at - 1] if at else None
     after = ranges[at] if at < len(ranges) else None

@@ -205,20 +205,23 @@ def _refit_view(refit: OpenRefit) -> dict[str, Any]:
 
 
 def _shard_view(record: ShardRecord) -> dict[str, Any]:
+    """Unpacked at once: a fleet has thousands, and a look into a named tuple costs as much as an entry here."""
+    shard, state, since_s, reason, width, node, version, _, probes, requests, *rest = record
+    *_, lease_until_s, is_draining, restarts_charged, _ = rest
     return {
-        "index": record.id.index,
-        "incarnation": record.id.incarnation,
-        "state": _NAMES[record.state],
-        "since_s": record.since_s,
-        "reason": record.reason,
-        "version": record.version,
-        "width": record.width,
-        "node": record.node,
-        "probe_failures": record.probe_failures,
-        "request_failures": record.request_failures,
-        "lease_until_s": record.lease_until_s,
-        "is_draining": record.is_draining,
-        "restarts_charged": record.restarts_charged,
+        "index": shard.index,
+        "incarnation": shard.incarnation,
+        "state": _NAMES[state],
+        "since_s": since_s,
+        "reason": reason,
+        "version": version,
+        "width": width,
+        "node": node,
+        "probe_failures": probes,
+        "request_failures": requests,
+        "lease_until_s": lease_until_s,
+        "is_draining": is_draining,
+        "restarts_charged": restarts_charged,
     }
 
 

@@ -33,7 +33,7 @@ def obey(draft: Draft, event: ev.ShardEvent) -> Refusal | None:
     if not isinstance(event, ev.Restarting):
         if event.shard.incarnation > known.id.incarnation:
             return Refusal(f"{event.shard} is yet to come: {known.id} holds the seat", is_illegal=True)
-        if event.shard != known.id:
+        if event.shard.incarnation < known.id.incarnation:
             reason = f"{event.shard} is gone: {known.id} holds the seat"
             return Refusal(reason, is_illegal=not isinstance(event, _OBSERVATIONS))
     step = _RULES[type(event)](draft, known, event)

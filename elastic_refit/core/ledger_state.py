@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from elastic_refit.core.events import CommitMode
 from elastic_refit.core.ids import ShardId
 from elastic_refit.core.ledger_parts import BoundedLog, PersistentMap, Ranges
 from elastic_refit.core.ledger_table import ShardState
@@ -112,7 +113,7 @@ class OpenRefit:
     epoch: int
     version: int
     participants: frozenset[ShardId]
-    commit: Literal["streamed", "staged"]
+    commit: CommitMode
     opened_s: float
     """When its first attempt opened."""
     attempts: int = 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from elastic_refit.core.events import CommitMode
 from elastic_refit.core.evidence import Beacon, Testimony
 from elastic_refit.core.ids import Member, ProcessId
 from elastic_refit.core.manifest import Manifest
@@ -93,12 +94,13 @@ class ReadyOrder:
 
 @dataclass(frozen=True, slots=True)
 class TransferOrder:
-    """Move buckets ``start_bucket …``: trainers send, shards receive and apply."""
+    """Move buckets ``start_bucket …``: trainers send, shards receive, and apply them or keep them for the commit."""
 
     epoch: int
     version: int
     manifest: Manifest
     start_bucket: int
+    commit: CommitMode = "streamed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Everything was received and applied. ``digests``: one per bucket of the version, over all attempts."""
+    """Everything was received, and applied or kept. ``digests``: one per bucket of the version, over all attempts."""
 
     digests: tuple[int, ...]
 
@@ -188,14 +190,15 @@ class Settled:
     """No call of the epoch blocks any more.
 
     ``applied_through`` is the highest bucket of the order's version that the member holds, or held
-    before it rolled back, -1 if none; ``released_s`` is how long the blocked call took to leave after the abort, in
-    seconds. ``serving_version`` is the version that the
-    member holds whole, None for a mixture.
+    before it rolled back, -1 if none; ``is_beside``: these lie beside its weights, which it did not touch.
+    ``released_s`` is how long the blocked call took to leave after the abort, in seconds. ``serving_version`` is the
+    version that the member holds whole, None for a mixture.
     """
 
     applied_through: int
     released_s: float
     serving_version: int | None = None
+    is_beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

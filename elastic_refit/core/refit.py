@@ -290,7 +290,7 @@ class _Protocol(Turn):
     def _open_refit(self) -> None:
         run, group = self.running, self.group
         self.change(is_opened=True)
-        self.record(RefitOpened(group.epoch, run.version, group.shard_ids))
+        self.record(RefitOpened(group.epoch, run.version, group.shard_ids, self.state.policy.commit))
         order = ReadyOrder(group.epoch, run.version, run.start_bucket)
         self.open_round(Op.READY, dict.fromkeys(group.members, order))
 
@@ -304,7 +304,7 @@ class _Protocol(Turn):
         if run.in_incident:
             self.change(resent_buckets=run.resent_buckets + manifest.num_buckets - run.start_bucket)
         self.change(manifest=manifest)
-        order = TransferOrder(group.epoch, run.version, manifest, run.start_bucket)
+        order = TransferOrder(group.epoch, run.version, manifest, run.start_bucket, self.state.policy.commit)
         return self.open_round(Op.TRANSFER, dict.fromkeys(group.members, order))
 
     def _transferred(self) -> None:

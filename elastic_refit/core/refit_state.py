@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from elastic_refit.core.deadlines import MAX_ASKS, Deadlines
+from elastic_refit.core.events import CommitMode
 from elastic_refit.core.events import Event as LedgerEvent
 from elastic_refit.core.evidence import Beacon, MemberEvidence
 from elastic_refit.core.ids import Member, ProcessId, ShardId
@@ -49,6 +50,7 @@ class RefitPolicy:
     max_recoveries: int = 1
     min_healthy: int = 1
     has_links: bool = True
+    commit: CommitMode = "streamed"
     max_asks: int = MAX_ASKS
     """How often in a row the same may be asked while the answers decide nothing, but may do so later."""
 

@@ -162,9 +162,10 @@ def _own_fault(known: MemberEvidence | None) -> Finding | None:
 def mixture(run: Running, answer: Settled) -> int | None:
     """Through which bucket a shard has taken in a version that it does not hold whole; None if it holds one whole.
 
-    One that has every bucket and only has to commit is whole too, unless it is told to roll back.
+    One that has every bucket and only has to commit is whole too, unless it is told to roll back; one that kept them
+    beside its weights has mixed nothing.
     """
-    if run.manifest is None or answer.serving_version is not None:
+    if run.manifest is None or answer.serving_version is not None or answer.is_beside:
         return None
     last = run.manifest.num_buckets - 1
     through = min(answer.applied_through, last)

@@ -13,7 +13,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from types import FrameType
 
@@ -22,6 +22,7 @@ import ray
 
 from elastic_refit.config import RunConfig
 from elastic_refit.errors import ConfigError
+from elastic_refit.guardian import guarded
 from elastic_refit.processes import end_descendants
 
 __all__ = ["cluster", "log_folder"]
@@ -41,8 +42,9 @@ def cluster(config: RunConfig) -> Iterator[None]:
         ConfigError: there is no such cluster, the dashboard's port is taken, or Ray cannot start.
     """
     _adopt_orphans()
-    before = [child.pid for child in psutil.Process().children()]
-    with _interrupts(), redirect_stdout(_Discarded()):
+    is_own = config.ray.address is None
+    with _interrupts(), redirect_stdout(_Discarded()), guarded() if is_own else nullcontext():
+        before = [child.pid for child in psutil.Process().children()]
         try:
             _init(config)
             signal.signal(signal.SIGTERM, _interrupt)  # Ray's own handler, set while it starts, ends the process

@@ -6,112 +6,87 @@ whole, the sender one bucket ahead of a pack that has not finished.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from elastic_refit.communicators.base import Progress
+from elastic_refit.communicators.base import CommunicatorBackend, Progress
 from elastic_refit.core.messages import TransferOrder
-from elastic_refit.engines.base import WeightReceiver
-from elastic_refit.transports.base import OpenUpdate, PinnedVersion, RankContext, WeightTransport
-from elastic_refit.transports.packing import byte_view, digest_bucket, fresh_buffer, pack_bucket
+from elastic_refit.transports.base import Feed, GroupTransport, OpenUpdate, PinnedVersion, RankContext, take_bucket
+from elastic_refit.transports.packing import byte_view, fresh_buffer
 
 __all__ = ["BroadcastTransport"]
 
 _ROOT = 0
 
 
-class BroadcastTransport(WeightTransport):
+class BroadcastTransport(GroupTransport):
     """Double-buffered on the sender: bucket ``k + 1`` is packed while bucket ``k`` is sent."""
 
     name = "broadcast"
+    has_links = True
 
-    def __init__(self) -> None:
+    def __init__(self, backend: CommunicatorBackend) -> None:
+        super().__init__(backend)
         self._packer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="refit-pack")
         self._buffers: list[torch.Tensor] = []
-        self._first: tuple[int, int, Future[torch.Tensor]] | None = None
 
-    def pack_first(self, pinned: PinnedVersion, start_bucket: int) -> None:
+    def prepare(self, pinned: PinnedVersion, start_bucket: int) -> None:
         largest = max((bucket.size_bytes for bucket in pinned.manifest.buckets), default=0)
         if not self._buffers or self._buffers[0].numel() < largest:
             self._buffers = [torch.empty(largest, dtype=torch.uint8) for _ in range(2)]
         if start_bucket < pinned.manifest.num_buckets:
-            packed: Future[torch.Tensor] = Future()
-            packed.set_result(self._pack(pinned, start_bucket))
-            self._first = (pinned.version, start_bucket, packed)
+            self._ready(pinned, start_bucket)
 
     def send(self, context: RankContext, order: TransferOrder, pinned: PinnedVersion) -> tuple[int, ...]:
-        send = self._send_as_root if context.communicator.rank == _ROOT else self._pass_on
-        send(context, order, pinned)
-        if context.communicator.rank != _ROOT:
-            return ()
-        return tuple(pinned.digests[bucket] for bucket in range(order.manifest.num_buckets))
+        """The next bucket is made ready while this one is sent, and that is finished even if the sending is not.
 
-    def _send_as_root(self, context: RankContext, order: TransferOrder, pinned: PinnedVersion) -> None:
-        for bucket, buffer in self._packed(order, pinned):
-            context.progress.enter("in_collective")
-            context.progress.entered = bucket
-            context.communicator.broadcast(byte_view(buffer), _ROOT, progress=_ticking(context, bucket))
-            context.progress.completed = context.progress.applied = bucket
-            context.progress.enter("packing", waiting_on="source")
-
-    def _packed(self, order: TransferOrder, pinned: PinnedVersion) -> Iterator[tuple[int, torch.Tensor]]:
-        """Each bucket from ``start_bucket`` on, packed; the next one is in the making while the caller sends."""
-        first, self._first = self._first, None
+        So every trainer rank leaves a broken attempt after the same gather, and the retry finds them in step.
+        """
         last = order.manifest.num_buckets - 1
-        coming: Future[torch.Tensor] | None = None
-        if first is not None and first[:2] == (order.version, order.start_bucket):
-            coming = first[2]
         for bucket in range(order.start_bucket, last + 1):
-            buffer = (coming or self._packer.submit(self._pack, pinned, bucket)).result()
-            coming = self._packer.submit(self._pack, pinned, bucket + 1) if bucket < last else None
-            yield bucket, buffer
+            coming = self._packer.submit(self._ready, pinned, bucket + 1) if bucket < last else None
+            try:
+                self._broadcast(context, bucket, self._buffer_of(pinned, bucket))
+                context.progress.completed = context.progress.applied = bucket
+                context.progress.enter("packing", waiting_on="source")
+            finally:
+                if coming is not None:
+                    coming.result()
+        return pinned.all_digests() if self._is_root else ()
 
-    def _pack(self, pinned: PinnedVersion, bucket: int) -> torch.Tensor:
-        layout = pinned.manifest.buckets[bucket]
-        names = [pinned.manifest.tensors[piece.tensor].name for piece in layout.pieces]
-        buffer = self._buffers[bucket % 2][: layout.size_bytes]
-        pack_bucket(layout, pinned.manifest, tensors=pinned.source.materialize(names), out=buffer)
-        pinned.digests[bucket] = digest_bucket(buffer, pinned.manifest.digest)
-        return buffer
-
-    def _pass_on(self, context: RankContext, order: TransferOrder, pinned: PinnedVersion) -> None:
-        """A trainer rank that is not the root: takes part in gathering the tensors, and forwards the bytes."""
-        scratch = self._buffers[0]
-        for bucket in range(order.start_bucket, order.manifest.num_buckets):
-            layout = order.manifest.buckets[bucket]
-            context.progress.enter("packing", waiting_on="source")
-            pinned.source.materialize([order.manifest.tensors[piece.tensor].name for piece in layout.pieces])
-            context.progress.enter("in_collective")
-            context.progress.entered = bucket
-            view = byte_view(scratch[: layout.size_bytes])
-            context.communicator.broadcast(view, _ROOT, progress=_ticking(context, bucket))
-            context.progress.completed = context.progress.applied = bucket
-
-    def receive(
-        self, context: RankContext, order: TransferOrder, update: OpenUpdate, receiver: WeightReceiver
-    ) -> tuple[int, ...]:
+    def receive(self, context: RankContext, order: TransferOrder, update: OpenUpdate, feed: Feed) -> tuple[int, ...]:
         for bucket in range(order.start_bucket, order.manifest.num_buckets):
             buffer = fresh_buffer(order.manifest.buckets[bucket])
-            context.progress.enter("in_collective")
-            context.progress.entered = bucket
-            context.communicator.broadcast(byte_view(buffer), _ROOT, progress=_ticking(context, bucket))
-            context.progress.completed = bucket
-            if bucket > update.applied_through:
-                _apply(context, bucket, buffer, update, receiver)
+            self._broadcast(context, bucket, buffer)
+            take_bucket(context, bucket, buffer, update=update, feed=feed)
+            del buffer  # before the next one is allocated
         return tuple(update.digests)
 
+    def close(self) -> None:
+        super().close()
+        self._packer.shutdown(wait=False, cancel_futures=True)
+        self._buffers = []
 
-def _apply(
-    context: RankContext, bucket: int, buffer: torch.Tensor, update: OpenUpdate, receiver: WeightReceiver
-) -> None:
-    context.progress.enter("applying", waiting_on="engine")
-    digest = digest_bucket(buffer, update.manifest.digest)
-    receiver.feed(update.unpacker.unpack(bucket, buffer))
-    update.digests.append(digest)
-    context.progress.applied = bucket
-    context.tick()
+    @property
+    def _is_root(self) -> bool:
+        return self._group().rank == _ROOT
+
+    def _ready(self, pinned: PinnedVersion, bucket: int) -> None:
+        """The root packs ``bucket``; every other trainer rank takes its part in gathering the tensors."""
+        if self._is_root:
+            pinned.pack(bucket, self._buffer_of(pinned, bucket))
+        else:
+            pinned.tensors_of(bucket)
+
+    def _buffer_of(self, pinned: PinnedVersion, bucket: int) -> torch.Tensor:
+        return self._buffers[bucket % 2][: pinned.manifest.buckets[bucket].size_bytes]
+
+    def _broadcast(self, context: RankContext, bucket: int, buffer: torch.Tensor) -> None:
+        context.progress.enter("in_collective")
+        context.progress.entered = bucket
+        self._group().broadcast(byte_view(buffer), _ROOT, progress=_ticking(context, bucket))
 
 
 def _ticking(context: RankContext, bucket: int) -> Progress:

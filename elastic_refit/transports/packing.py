@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-import xxhash
 
 from elastic_refit.core.manifest import TensorSpec
 from elastic_refit.errors import PlanMismatch
@@ -18,7 +17,7 @@ from elastic_refit.errors import PlanMismatch
 if TYPE_CHECKING:
     from elastic_refit.core.manifest import Bucket, Manifest, Piece
 
-__all__ = ["BucketUnpacker", "byte_view", "digest_bucket", "fresh_buffer", "pack_bucket", "tensor_specs"]
+__all__ = ["BucketUnpacker", "byte_view", "fresh_buffer", "pack_bucket", "tensor_specs"]
 
 
 def tensor_specs(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> list[TensorSpec]:
@@ -37,17 +36,6 @@ def fresh_buffer(bucket: Bucket, *, device: torch.device | str = "cpu") -> torch
 def byte_view(buffer: torch.Tensor) -> memoryview:
     """The bytes of a contiguous uint8 CPU tensor, writable and without a copy; keeps the tensor's memory alive."""
     return buffer.numpy().data
-
-
-def digest_bucket(buffer: torch.Tensor, algorithm: str = "xxh3") -> int:
-    """The order-sensitive 64-bit digest of a CPU bucket; ``algorithm`` is the manifest's ``digest``.
-
-    Raises:
-        PlanMismatch: this rank does not know the algorithm.
-    """
-    if algorithm != "xxh3":
-        raise PlanMismatch(f"the manifest asks for digest {algorithm!r}; this rank knows xxh3", digest=algorithm)
-    return xxhash.xxh3_64_intdigest(byte_view(buffer))
 
 
 def pack_bucket(bucket: Bucket, manifest: Manifest, *, tensors: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
@@ -161,4 +149,5 @@ def _source_bytes(spec: TensorSpec, tensors: Mapping[str, torch.Tensor]) -> torc
             f"the manifest says {spec.name} is {spec.dtype}{spec.shape}; the sender holds {found}", tensor=spec.name
         )
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return dense.reshape(-1).view(torch.uint8)
+    # One element is contiguous whatever its stride says, and a view as bytes looks at the stride.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)

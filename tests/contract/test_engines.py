@@ -8,12 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from elastic_refit.core.events import CommitMode
+from elastic_refit.core.ids import ShardId, TrainerId
 from elastic_refit.core.manifest import Manifest, build_manifest
 from elastic_refit.demo.tiny_model import Family
 from elastic_refit.engines.base import NO_VERSION, SamplingSpec, WeightReceiver
 from elastic_refit.errors import DigestMismatch, PlanMismatch, ShardError, TransportError
+from elastic_refit.transports.base import Packing
 from elastic_refit.transports.packing import tensor_specs
-from tests.engine_lab import EXACT, PROMPTS, Lab, logprob_gap
+from tests.engine_lab import BUCKET_BYTES, EXACT, PROMPTS, Lab, logprob_gap
+from tests.refit_group import FailingWeights, Group
 
 MODELS: list[tuple[str, Family, bool]] = [
     *(("torch", "qwen2", False), ("torch", "qwen2", True)),
@@ -240,6 +244,39 @@ def whole_update_with(lab: Lab, manifest: Manifest) -> None:
     lab.open(manifest)
     lab.feed(0, manifest.num_buckets, manifest)
     lab.finish()
+
+
+class TrainerWeights(FailingWeights):
+    """The lab's trainer, which breaks once in the middle."""
+
+    def __init__(self, lab: Lab, group: Group) -> None:
+        super().__init__(lab.version, group)
+        self.tensors = {name: parameter.detach() for name, parameter in lab.trainer.named_parameters()}
+        self.breaks_at = list(self.tensors)[len(self.tensors) // 2]
+
+
+@pytest.mark.parametrize("commit", ["streamed", "staged"])
+def test_a_refit_that_breaks_off_and_is_taken_up_again_is_exact_in_both_commits(lab: Lab, commit: CommitMode) -> None:
+    before, old = lab.sample(), lab.version
+    group = Group(shards=1, commit=commit)
+    group.workers[ShardId(0)] = lab.engine.in_worker
+    group.packing = Packing(BUCKET_BYTES)
+    lab.step()
+    group.weights = TrainerWeights(lab, group)
+    lab.engine.pause()
+    group.transfer(group.build(1, [0]), lab.version)
+    group.settle(TrainerId(0), 1)
+    settled = group.settle(ShardId(0), 1, version=lab.version)
+    assert settled.applied_through >= 1
+    if commit == "staged":
+        lab.engine.resume()
+        assert lab.sample() == before
+        assert {sample.weight_version for sample in before} == {old}
+        lab.engine.pause()
+    group.refit(lab.version, epoch=2, shards=[0], start=settled.applied_through + 1)
+    lab.engine.resume()
+    lab.require_exact()
+    group.close()
 
 
 def test_a_closed_engine_refuses_whoever_waits_and_whoever_comes(lab: Lab) -> None:

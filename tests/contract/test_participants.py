@@ -2,163 +2,36 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
 
 import pytest
 import torch
 
-from elastic_refit.communicators.tcp import TcpBackend
-from elastic_refit.config import DeadlinesConfig
 from elastic_refit.control.host import ControlHost
 from elastic_refit.control.setup import ChannelPlan
 from elastic_refit.core.evidence import Beacon, Testimony
 from elastic_refit.core.ids import Member, ShardId, TrainerId
-from elastic_refit.core.manifest import Manifest, TensorSpec
-from elastic_refit.core.membership import Membership, plan_membership
+from elastic_refit.core.membership import Membership
 from elastic_refit.core.messages import (
     Answer,
-    CommitOrder,
     Committed,
-    Done,
     Fault,
     JoinOrder,
     PingOrder,
-    Prepared,
     PrepareOrder,
     Ready,
     ReadyOrder,
     Received,
-    Sent,
     Settled,
     SettleOrder,
     TransferOrder,
 )
-from elastic_refit.engines.base import WeightReceiver
 from elastic_refit.participant import RefitParticipant
-from elastic_refit.transports.base import WeightSource
-from elastic_refit.transports.broadcast import BroadcastTransport
-from elastic_refit.transports.packing import tensor_specs
+from tests.refit_group import Group, Weights, digests_sent
 from tests.waiting import wait_until
-
-LIMITS = DeadlinesConfig().limits
-BUCKET_BYTES = 4096
-
-
-class Weights(WeightSource):
-    """Seven tensors of odd sizes, some larger than a bucket; other values for every version."""
-
-    def __init__(self, version: int) -> None:
-        dice = torch.Generator().manual_seed(version)
-        self.tensors = {f"w{n}": torch.randn(n * 331 + 7, generator=dice) for n in range(7)}
-
-    def specs(self) -> list[TensorSpec]:
-        return tensor_specs(self.tensors.items())
-
-    def materialize(self, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
-        return {name: self.tensors[name] for name in names}
-
-
-@dataclass
-class Engine(WeightReceiver):
-    """Keeps what it is fed, and what happened to it."""
-
-    held: dict[str, torch.Tensor] = field(default_factory=dict)
-    fed: list[str] = field(default_factory=list)
-    calls: list[str] = field(default_factory=list)
-    on_feed: Callable[[int], None] | None = None
-
-    def begin(self, manifest: Manifest) -> None:
-        self.calls.append("begin")
-        self.fed = []
-
-    def feed(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
-        if self.on_feed is not None:
-            self.on_feed(len(self.fed))
-        for name, tensor in tensors:
-            self.fed.append(name)
-            self.held[name] = tensor
-
-    def finish(self, version: int) -> None:
-        self.calls.append(f"finish {version}")
-
-    def rollback(self) -> None:
-        self.calls.append("rollback")
-
-
-class Group:
-    """One trainer and some shards; carries out what a coordinator would order, each member on a thread of its own."""
-
-    def __init__(self, shards: int) -> None:
-        self.weights = Weights(0)
-        self.engines = {ShardId(index): Engine() for index in range(shards)}
-        everybody: tuple[Member, ...] = (TrainerId(0), *self.engines)
-        self.members: dict[Member, RefitParticipant] = {
-            member: RefitParticipant(member, TcpBackend(chunk_bytes=1024), BroadcastTransport(), deadlines=LIMITS)
-            for member in everybody
-        }
-        self._threads = ThreadPoolExecutor(max_workers=2 * len(self.members))
-
-    def close(self) -> None:
-        for participant in self.members.values():
-            participant.close()
-        self._threads.shutdown()
-
-    def everywhere(self, group: Membership, do: Callable[[Member], Answer]) -> dict[Member, Answer]:
-        calls = {member: self._threads.submit(do, member) for member in group.members}
-        return {member: call.result(timeout=60) for member, call in calls.items()}
-
-    def build(self, epoch: int, shards: Sequence[int]) -> Membership:
-        group = plan_membership(1, [1] * len(self.engines), [ShardId(s) for s in shards], epoch=epoch)
-        prepared = self.everywhere(group, lambda m: self.members[m].prepare(PrepareOrder(epoch, 0)))
-        addresses: list[str] = []
-        for answer in prepared.values():
-            assert isinstance(answer, Prepared)
-            addresses += answer.addresses
-        secret, order = secrets.token_bytes(32), JoinOrder(epoch, group, tuple(addresses))
-        joined = self.everywhere(group, lambda m: self.members[m].join(order, secret))
-        assert set(joined.values()) == {Done()}
-        return group
-
-    def transfer(self, group: Membership, version: int, start: int = 0) -> tuple[dict[Member, Answer], Manifest]:
-        ready = self.members[TrainerId(0)].pin(ReadyOrder(group.epoch, version, start), self.weights, BUCKET_BYTES)
-        assert isinstance(ready, Ready)
-        assert ready.manifest is not None
-        order = TransferOrder(group.epoch, version, ready.manifest, start)
-
-        def move(member: Member) -> Answer:
-            if isinstance(member, TrainerId):
-                return self.members[member].send(order)
-            return self.members[member].receive(order, self.engines[member])
-
-        return self.everywhere(group, move), ready.manifest
-
-    def receive_from_nobody(self, group: Membership) -> tuple[ShardId, Future[Answer]]:
-        """The last shard, told to receive what the trainer has ready and does not send."""
-        ready = self.members[TrainerId(0)].pin(ReadyOrder(group.epoch, 1, 0), self.weights, BUCKET_BYTES)
-        assert isinstance(ready, Ready)
-        assert ready.manifest is not None
-        order, shard = TransferOrder(group.epoch, 1, ready.manifest, 0), group.shard_ids[-1]
-        return shard, self._threads.submit(self.members[shard].receive, order, self.engines[shard])
-
-    def settle(self, member: Member, epoch: int, version: int = 1, *, roll_back: bool = False) -> Settled:
-        engine = self.engines.get(member) if isinstance(member, ShardId) else None
-        in_worker = None if engine is None else (lambda function: function(engine))
-        answer = self.members[member].settle(SettleOrder(epoch, version, "a test", roll_back), in_worker)
-        assert isinstance(answer, Settled)
-        return answer
-
-    def commit(self, shard: int, epoch: int, version: int, digests: tuple[int, ...]) -> Answer:
-        return self.members[ShardId(shard)].commit(CommitOrder(epoch, version, digests), self.engines[ShardId(shard)])
-
-    def holds_all(self, shard: int) -> bool:
-        held = self.engines[ShardId(shard)].held
-        return held.keys() == self.weights.tensors.keys() and all(
-            torch.equal(held[name], tensor) for name, tensor in self.weights.tensors.items()
-        )
 
 
 @pytest.fixture
@@ -166,12 +39,6 @@ def group() -> Iterator[Group]:
     group = Group(shards=3)
     yield group
     group.close()
-
-
-def _sent(answers: dict[Member, Answer]) -> tuple[int, ...]:
-    sent = answers[TrainerId(0)]
-    assert isinstance(sent, Sent)
-    return sent.digests
 
 
 def _break_in_bucket_2(group: Group, victim: int, version: int = 1) -> tuple[Membership, dict[Member, Answer]]:
@@ -191,7 +58,7 @@ def _break_in_bucket_2(group: Group, victim: int, version: int = 1) -> tuple[Mem
 def test_a_whole_refit_is_bit_for_bit_and_served_only_after_the_commit(group: Group) -> None:
     membership = group.build(1, [0, 1, 2])
     answers, _ = group.transfer(membership, 1)
-    digests = _sent(answers)
+    digests = digests_sent(answers)
     for shard in range(3):
         assert answers[ShardId(shard)] == Received(digests)
         assert group.members[ShardId(shard)].serving_version is None
@@ -217,14 +84,45 @@ def test_survivors_go_on_where_they_were_and_are_fed_each_tensor_once(group: Gro
     assert start >= 1, "nothing was kept"
     assert group.members[ShardId(2)].serving_version is None
     answers, manifest = group.transfer(group.build(2, [0, 2]), 1, start)
-    digests = _sent(answers)
+    digests = digests_sent(answers)
     assert len(digests) == manifest.num_buckets
     for shard in (0, 2):
         assert answers[ShardId(shard)] == Received(digests)
         assert group.commit(shard, 2, 1, digests) == Committed(1)
         assert group.holds_all(shard)
-        assert sorted(group.engines[ShardId(shard)].fed) == sorted(group.weights.tensors)
+        assert sorted(group.engines[ShardId(shard)].fed) == sorted(spec.name for spec in group.weights.specs())
         assert group.engines[ShardId(shard)].calls == ["begin", "finish 1"]
+
+
+def test_a_trainer_leaves_a_broken_attempt_only_when_it_has_packed_what_it_had_begun(group: Group) -> None:
+    """Or the retry would pack into a buffer that the attempt before still writes to."""
+    packing, may_pack = threading.Event(), threading.Event()
+
+    class Slow(Weights):
+        def materialize(self, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
+            if "w4" in names and not may_pack.is_set():
+                packing.set()
+                assert may_pack.wait(30)
+            return super().materialize(names)
+
+    def die(member: Member, phase: str) -> None:
+        if member == ShardId(0):
+            assert packing.wait(30)
+            raise RuntimeError("the process is gone")
+
+    group.weights, group.on_reach = Slow(1), die
+    with ThreadPoolExecutor(max_workers=2) as thread:
+        attempt = thread.submit(group.transfer, group.build(1, [0, 1]), 1)
+        assert packing.wait(30)
+        order = SettleOrder(1, 1, "a test", roll_back=False)
+        settling = thread.submit(group.members[TrainerId(0)].settle, order)
+        assert not attempt.done()
+        may_pack.set()
+        attempt.result(timeout=60)
+        assert isinstance(settling.result(timeout=60), Settled)
+    group.on_reach = lambda member, phase: None
+    group.refit(1, epoch=2, shards=[1], start=group.settle(ShardId(1), 1).applied_through + 1)
+    assert group.holds_all(1)
 
 
 def test_an_update_that_is_rolled_back_leaves_nothing_of_it_for_the_next(group: Group) -> None:
@@ -236,13 +134,13 @@ def test_an_update_that_is_rolled_back_leaves_nothing_of_it_for_the_next(group: 
     assert group.engines[ShardId(0)].calls == ["begin", "rollback"]
     group.weights = Weights(2)
     answers, _ = group.transfer(group.build(2, [0]), 2)
-    assert group.commit(0, 2, 2, _sent(answers)) == Committed(2)
+    assert group.commit(0, 2, 2, digests_sent(answers)) == Committed(2)
     assert group.holds_all(0)
 
 
 def test_a_shard_that_had_committed_takes_part_in_the_retry_and_is_fed_nothing(group: Group) -> None:
     answers, manifest = group.transfer(group.build(1, [0, 1, 2]), 1)
-    digests = _sent(answers)
+    digests = digests_sent(answers)
     assert group.commit(0, 1, 1, digests) == Committed(1)
     through = {shard: group.settle(ShardId(shard), 1).applied_through for shard in (0, 1)}
     assert through == {0: manifest.num_buckets - 1, 1: manifest.num_buckets - 1}
@@ -256,7 +154,7 @@ def test_a_shard_that_had_committed_takes_part_in_the_retry_and_is_fed_nothing(g
 
 def test_what_a_shard_holds_of_an_older_version_is_no_progress_with_this_one(group: Group) -> None:
     answers, _ = group.transfer(group.build(1, [0, 1, 2]), 1)
-    assert group.commit(0, 1, 1, _sent(answers)) == Committed(1)
+    assert group.commit(0, 1, 1, digests_sent(answers)) == Committed(1)
     settled = group.settle(ShardId(0), 1, version=2)
     assert settled.applied_through == -1
     assert settled.serving_version == 1
@@ -264,7 +162,7 @@ def test_what_a_shard_holds_of_an_older_version_is_no_progress_with_this_one(gro
 
 def test_other_digests_than_the_senders_are_refused_and_never_served(group: Group) -> None:
     answers, _ = group.transfer(group.build(1, [0, 1, 2]), 1)
-    digests = _sent(answers)
+    digests = digests_sent(answers)
     refused = group.commit(0, 1, 1, (digests[0] ^ 1, *digests[1:]))
     assert isinstance(refused, Fault)
     assert "DigestMismatch" in refused.sentence
@@ -286,7 +184,7 @@ def test_an_epoch_that_was_aborted_before_the_order_came_is_not_entered(group: G
     for member in membership.members:
         group.settle(member, 1)
     order = ReadyOrder(1, 1, 0)
-    answer = group.members[TrainerId(0)].pin(order, group.weights, BUCKET_BYTES)
+    answer = group.members[TrainerId(0)].pin(order, group.weights, group.packing)
     assert isinstance(answer, Testimony)
     assert answer.kind == "aborted"
 
@@ -315,7 +213,7 @@ def test_a_member_reports_to_the_channel_while_it_works_and_obeys_it(group: Grou
             assert isinstance(answer, Testimony)
             assert "shard[1] is frozen" in answer.reason
             wait_until(lambda: host.heard()[str(shard)].beacon.phase == "aborted", timeout_s=30)
-            late = group.members[TrainerId(0)].pin(ReadyOrder(1, 1, 0), group.weights, BUCKET_BYTES)
+            late = group.members[TrainerId(0)].pin(ReadyOrder(1, 1, 0), group.weights, group.packing)
             assert isinstance(late, Testimony), "an order of an epoch that was aborted is not carried out"
 
 
@@ -331,7 +229,7 @@ def _wait_until_in_the_collective(participant: RefitParticipant) -> None:
 
 def test_what_a_rank_waited_for_is_still_known_after_it_was_broken_off(group: Group) -> None:
     group.build(1, [0, 1, 2])
-    ready = group.members[TrainerId(0)].pin(ReadyOrder(1, 1, 0), group.weights, BUCKET_BYTES)
+    ready = group.members[TrainerId(0)].pin(ReadyOrder(1, 1, 0), group.weights, group.packing)
     assert isinstance(ready, Ready)
     assert ready.manifest is not None
     order, shard = TransferOrder(1, 1, ready.manifest, 0), group.members[ShardId(1)]

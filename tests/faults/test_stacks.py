@@ -37,7 +37,7 @@ from elastic_refit.core.manifest import TensorSpec
 from elastic_refit.core.membership import plan_membership
 from elastic_refit.core.messages import JoinOrder, PrepareOrder, ReadyOrder, TransferOrder
 from elastic_refit.participant import RefitParticipant
-from elastic_refit.transports.base import WeightSource
+from elastic_refit.transports.base import Packing, WeightSource
 from elastic_refit.transports.broadcast import BroadcastTransport
 
 class Weights(WeightSource):
@@ -54,7 +54,7 @@ class Weights(WeightSource):
 
 limits = dataclasses.replace(DeadlinesConfig().limits, abort_s=0.2, abort_grace_s=0.3)
 trainer, shard = (
-    RefitParticipant(member, TcpBackend(), BroadcastTransport(), deadlines=limits)
+    RefitParticipant(member, BroadcastTransport(TcpBackend()), deadlines=limits)
     for member in (TrainerId(0), ShardId(0))
 )
 trainer.leave_stacks(sys.argv[1])
@@ -62,7 +62,7 @@ addresses = tuple(each.prepare(PrepareOrder(1, 0)).addresses[0] for each in (tra
 order = JoinOrder(1, plan_membership(1, (1,), [ShardId(0)], epoch=1), addresses)
 threading.Thread(target=shard.join, args=(order, b"s" * 32)).start()
 trainer.join(order, b"s" * 32)
-ready = trainer.pin(ReadyOrder(1, 1, 0), Weights(), 32)
+ready = trainer.pin(ReadyOrder(1, 1, 0), Weights(), Packing(32))
 print(ready.manifest.num_buckets, flush=True)
 trainer.send(TransferOrder(1, 1, ready.manifest, 0))
 """

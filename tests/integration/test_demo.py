@@ -29,8 +29,10 @@ def test_two_kills_at_different_steps_are_two_recovered_incidents(tmp_path: Path
 def test_a_frozen_shard_is_named_by_its_silence_and_one_that_dies_between_refits_needs_no_verdict(
     tmp_path: Path,
 ) -> None:
+    """With the commit and the digest that are not the default."""
     faults = ("--freeze", "1@1:bucket:2", "--kill", "0@3:idle")
-    run = run_demo(tmp_path, "--engine", "torch", "--steps", "3", *faults)
+    settings = ("--set", "refit.commit=staged", "--set", "refit.digest=sum64")
+    run = run_demo(tmp_path, "--engine", "torch", "--steps", "3", *faults, *settings)
     assert run.exit_code == 0, run.output
     (incident,) = run.result["incidents"]
     assert (incident["names"], incident["rule"], incident["version"]) == (["shard[1]"], 2, 1)

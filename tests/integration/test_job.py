@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.integration.demo_runs import ROOT
 from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults]
 
@@ -37,16 +39,16 @@ def test_as_a_job_the_fleet_shows_in_the_task_table_and_the_dead_shard_as_failed
     client = JobSubmissionClient(dashboard)
     command = Path(sys.executable).with_name("elastic-refit")
     entrypoint = str(command) if command.exists() else f"{sys.executable} -m elastic_refit.cli"
-    job = client.submit_job(
-        entrypoint=f"{entrypoint} demo --engine torch --steps 6 --kill 0@3:bucket:2",
-        runtime_env={"working_dir": str(ROOT), "env_vars": {"RAY_AUTH_MODE": "disabled", **_marks()}},
-    )
+    command_line = f"{entrypoint} demo --engine torch --steps 6 --kill 0@3:bucket:2"
+    job = wait_until(lambda: _submitted(client, command_line), timeout_s=60)
     ended = {JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED}
     seen: dict[str, set[str]] = {}
-    deadline = time.monotonic() + 200
-    while client.get_job_status(job) not in ended:
-        assert time.monotonic() < deadline, client.get_job_logs(job)
+
+    def is_over() -> bool:
         _note(dashboard, seen)
+        return client.get_job_status(job) in ended
+
+    wait_until(is_over, timeout_s=240, interval_s=0.5)
     _note(dashboard, seen)
     logs = client.get_job_logs(job)
     assert client.get_job_status(job) == JobStatus.SUCCEEDED, logs
@@ -55,6 +57,18 @@ def test_as_a_job_the_fleet_shows_in_the_task_table_and_the_dead_shard_as_failed
     assert wait_until(lambda: "FAILED" in _states_of("shard[0]=", _note(dashboard, seen)), timeout_s=30)
     assert "refit[v1] world=5" in seen
     assert "refit[v6] world=4" in seen
+
+
+def _submitted(client: JobSubmissionClient, entrypoint: str) -> str:
+    """The job's id; empty while the dashboard has not heard of the node's agent, which starts after ``ray.init``."""
+    environment = {"RAY_AUTH_MODE": "disabled", **_marks()}
+    try:
+        job = client.submit_job(entrypoint=entrypoint, runtime_env={"working_dir": str(ROOT), "env_vars": environment})
+    except RuntimeError as error:
+        if "No available agent" not in str(error):
+            raise
+        return ""
+    return str(job)
 
 
 def _marks() -> dict[str, str]:

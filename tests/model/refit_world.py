@@ -84,6 +84,7 @@ class Scenario:
     stalls: int = 0
     """How often the shell sees nobody move, at any time."""
     num_refits: int = 1
+    is_staged: bool = False
     max_recoveries: int = 1
     min_healthy: int = 1
     late: int | None = 0
@@ -105,7 +106,8 @@ class Scenario:
         return self.victims is None or member in self.victims
 
     def policy(self) -> RefitPolicy:
-        return RefitPolicy(LIMITS, self.max_recoveries, self.min_healthy, max_asks=2)
+        commit: ev.CommitMode = "staged" if self.is_staged else "streamed"
+        return RefitPolicy(LIMITS, self.max_recoveries, self.min_healthy, commit=commit, max_asks=2)
 
 
 class Held(NamedTuple):
@@ -140,6 +142,8 @@ class Seen(NamedTuple):
     condemned: frozenset[ShardId] = frozenset()
     committed: frozenset[ShardId] = frozenset()
     rolled_back: frozenset[Member] = frozenset()
+    served: frozenset[ShardId] = frozenset()
+    """When the refit began."""
     num_records: int = 0
 
 
@@ -254,7 +258,8 @@ def _requests(world: World) -> Iterator[Move]:
             ledger, _ = fold(ledger, ev.Entry("supervisor", version, number, 0.0, ev.ActorDied(shard, "exit")))
         present = frozenset(ledger_queries.joinable(ledger))
         fleet = Fleet(scenario.num_trainers, (1,) * scenario.num_shards, present)
-        seen = world.seen._replace(condemned=frozenset(), rolled_back=frozenset())
+        served = frozenset(ledger_queries.serving(ledger))
+        seen = world.seen._replace(condemned=frozenset(), rolled_back=frozenset(), served=served)
         change = {"ledger": ledger, "ledger_key": _ledger_key(ledger), "budget": budget, "seen": seen}
         yield Move(f"refit v{version}", RefitRequested(version, fleet), change)
         if not heard:
@@ -351,7 +356,7 @@ def _receptions(world: World, member: Member) -> Iterator[Good]:
     now = held(world, member)
     change = {"version": world.running.version, "applied_through": NUM_BUCKETS - 1, "serving": now.serving}
     if now.version != world.running.version or now.applied_through < NUM_BUCKETS - 1:
-        change["serving"] = None
+        change["serving"] = _while_open(world, now)
     if now.is_wrong and now.version == world.running.version:
         yield Received(WRONG), "still wrong", {"held": _with(world, member, **change)}
         return
@@ -373,15 +378,21 @@ def _settlements(world: World, member: Member) -> Iterator[Good]:
     reached = [now]
     if run.interrupted is not None and member in run.interrupted.waiting:
         if run.interrupted.op is Op.TRANSFER and now.applied_through < NUM_BUCKETS - 1:
-            reached += [now._replace(applied_through=NUM_BUCKETS - 1 - left, serving=None) for left in (0, 1)]
+            serving = _while_open(world, now)
+            reached += [now._replace(applied_through=NUM_BUCKETS - 1 - left, serving=serving) for left in (0, 1)]
         elif run.interrupted.op is Op.COMMIT:
             reached.append(now._replace(serving=run.version))
     rolls_back = run.ending is not None or run.rolls_back
     for then in dict.fromkeys(reached):
         is_over = rolls_back and then.serving != run.version
         after_all = then._replace(applied_through=-1, is_wrong=False) if is_over else then
-        answer = Settled(then.applied_through, 0.1, then.serving)
+        answer = Settled(then.applied_through, 0.1, then.serving, is_beside=world.scenario.is_staged)
         yield answer, f"{then.applied_through}", {"held": _with(world, member, **after_all._asdict())}
+
+
+def _while_open(world: World, now: Held) -> int | None:
+    """What a shard serves that has taken in some of a version and not committed it."""
+    return now.serving if world.scenario.is_staged else None
 
 
 def held(world: World, member: Member) -> Held:
@@ -445,6 +456,8 @@ def _note(world: World, event: ev.Event) -> World:
             assert event.rule, "condemned without a rule"
             assert event.evidence, "condemned without evidence"
             seen = seen._replace(condemned=seen.condemned | {event.shard})
+        case ev.WeightsPartial():
+            assert not world.scenario.is_staged, f"{event.shard} is called a mixture, and it was not touched"
         case ev.ShardCommitted():
             seen = seen._replace(committed=seen.committed | {event.shard})
     return world._replace(seen=seen)
@@ -513,6 +526,9 @@ def _check_outcome(world: World, before: Running | None, outcome: Landed | Ended
     ended = before if before is not None and before.ending is not None else None
     settled = ended.settled if ended is not None else {}
     assert not [shard for shard in serving & set(settled) if held(world, shard).serving is None], "serves a mixture"
+    if world.scenario.is_staged:
+        left_out = world.seen.served - world.gone - named - serving
+        assert not left_out, f"{left_out} hold their old version whole and do not serve it"
     if ended is not None and ended.membership is not None:
         dead = {member for member, known in ended.evidence.items() if known.died is not None}
         left = set(ended.membership.members) - dead - world.seen.condemned
@@ -575,26 +591,3 @@ def _evidence_key(run: Running) -> frozenset[Any]:
             fact += (known.testimony is None, known.answered_ping, beacon and (beacon.entered, beacon.tick_age_s))
         facts.append(fact)
     return frozenset(facts)
-
-
-def junk(world: World) -> Iterator[Event]:
-    """Events of something that is over, each with what it would have to say to do harm."""
-    run, epoch = world.running, world.machine.epoch
-    member = next(iter(run.round.waiting), TrainerId(0))
-    answer = Fault("E/2", "E: late")
-    yield Answered(run.round.op, epoch - 1, member, answer, run.round.token)
-    yield Answered(run.round.op, epoch, member, answer, run.first_token - 1)
-    yield Answered(run.round.op, epoch, ShardId(9), answer, run.round.token)
-    yield RoundTimedOut((run.stalled or run.round).token - 1)
-    yield StallSeen(run.round.token - 1)
-    if run.round.op not in WATCHED:
-        yield StallSeen(run.round.token)
-    yield Died(ShardId(0, 9), "exit")
-    for op in (Op.TRANSFER, Op.SETTLE):
-        if op not in [asked.op for asked in (run.round, run.stalled, run.interrupted) if asked is not None]:
-            yield Answered(op, epoch, member, answer, run.round.token)
-    for dead in world.gone:
-        known = run.evidence.get(dead)
-        if known is not None and known.died is not None:
-            yield Died(dead, "again")
-            return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -10,10 +11,21 @@ from typing import Any
 import pytest
 
 from elastic_refit.core.ids import Member, ShardId, TrainerId
+from elastic_refit.core.messages import Fault, Op
 from elastic_refit.core.refit import step
-from elastic_refit.core.refit_state import Answered, Ended, Finish, Ignored, Landed
-from elastic_refit.core.refit_turn import Turn
-from tests.model.refit_world import Move, Scenario, World, after, begin, junk, key, moves
+from elastic_refit.core.refit_state import (
+    Answered,
+    Died,
+    Ended,
+    Event,
+    Finish,
+    Ignored,
+    Landed,
+    RoundTimedOut,
+    StallSeen,
+)
+from elastic_refit.core.refit_turn import WATCHED, Turn
+from tests.model.refit_world import Move, Scenario, World, after, begin, key, moves
 
 
 @dataclass
@@ -83,10 +95,33 @@ def _send_junk(explored: Explored, world: World) -> None:
     if situation in explored.situations:
         return
     explored.situations.add(situation)
-    for event in junk(world):
+    for event in _junk(world):
         state, said = step(world.machine, event)
         assert state == world.machine, f"{event} changed something"
         assert [type(command) for command in said] == [Ignored], f"{event} was not ignored"
+
+
+def _junk(world: World) -> Iterator[Event]:
+    """Events of something that is over, each with what it would have to say to do harm."""
+    run, epoch = world.running, world.machine.epoch
+    member = next(iter(run.round.waiting), TrainerId(0))
+    answer = Fault("E/2", "E: late")
+    yield Answered(run.round.op, epoch - 1, member, answer, run.round.token)
+    yield Answered(run.round.op, epoch, member, answer, run.first_token - 1)
+    yield Answered(run.round.op, epoch, ShardId(9), answer, run.round.token)
+    yield RoundTimedOut((run.stalled or run.round).token - 1)
+    yield StallSeen(run.round.token - 1)
+    if run.round.op not in WATCHED:
+        yield StallSeen(run.round.token)
+    yield Died(ShardId(0, 9), "exit")
+    for op in (Op.TRANSFER, Op.SETTLE):
+        if op not in [asked.op for asked in (run.round, run.stalled, run.interrupted) if asked is not None]:
+            yield Answered(op, epoch, member, answer, run.round.token)
+    for dead in world.gone:
+        known = run.evidence.get(dead)
+        if known is not None and known.died is not None:
+            yield Died(dead, "again")
+            return
 
 
 def _name(outcome: Landed | Ended) -> str:
@@ -132,6 +167,14 @@ SCENARIOS = {
     "a deadline passes early, over two refits": (
         Scenario(1, 2, num_refits=2, late=1, victims=only(S0), witnesses=only(S0), is_in_order=True),
         f"landed {ENDS_UNNAMED} NoSurvivingShards TrainerLost",
+    ),
+    "a shard crashes, over two refits, with a staged commit": (
+        Scenario(2, 2, crashes=1, num_refits=2, is_staged=True, victims=only(S0), witnesses=only(S1), is_in_order=True),
+        "landed recovered",
+    ),
+    "a trainer crashes in the second refit, with a staged commit": (
+        Scenario(2, 2, crashes=1, num_refits=2, is_staged=True, victims=only(T1), witnesses=only(), is_in_order=True),
+        "landed TrainerLost",
     ),
     "two shards of three crash": (
         Scenario(1, 3, crashes=2, victims=only(S0, S1), witnesses=only(), is_in_order=True),

@@ -20,7 +20,7 @@ def consistent(draw: st.DrawFn) -> Deadlines:
     evidence_s = max(drawn.evidence_s, drawn.ping_s)
     longest_s = max(drawn.stall_s, drawn.pack_s, drawn.apply_s, drawn.finalize_s)
     abort_s = max(drawn.abort_s, longest_s + evidence_s + drawn.fence_s + drawn.order_s)
-    settle_s = max(drawn.settle_s, drawn.order_s + drawn.apply_s)
+    settle_s = max(drawn.settle_s, drawn.order_s + max(drawn.apply_s, drawn.pack_s))
     hard_s = max(drawn.hard_s, abort_s)
     limits = replace(drawn, evidence_s=evidence_s, abort_s=abort_s, settle_s=settle_s, hard_s=hard_s)
     check(limits)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from elastic_refit.core import events as ev
 from elastic_refit.core import ledger_queries
+from elastic_refit.core.events import CommitMode
 from elastic_refit.core.evidence import Beacon, Testimony
 from elastic_refit.core.ids import Member, ProcessId, ShardId, TrainerId
 from elastic_refit.core.ledger import fold, new_ledger
@@ -90,13 +91,13 @@ class FakeFleet:
     """How long a wedged member says that it has not moved."""
     cut: tuple[int, int] | None = None
     """Two neighbouring ranks between which no bytes pass, until the group is built anew."""
-    is_staged: bool = False
-    """A shard keeps what it serves until it commits."""
+    commit: CommitMode = "streamed"
+    """``staged``: a shard keeps what it serves until it commits."""
     corrupted_from: dict[int, ShardId] = field(default_factory=dict)
     """By number of the transfer, the first shard behind a link that alters bytes."""
 
     def __post_init__(self) -> None:
-        policy = RefitPolicy(LIMITS, self.max_recoveries, self.min_healthy)
+        policy = RefitPolicy(LIMITS, self.max_recoveries, self.min_healthy, commit=self.commit)
         self.state = RefitState(policy)
         self.ledger: LedgerState = new_ledger(LedgerPolicy())
         self.commands: list[Command] = []
@@ -302,7 +303,7 @@ class FakeFleet:
 
     def _apply(self, member: Member, through: int) -> None:
         self.through[member] = max(through, self.through.get(member, -1))
-        if through >= 0 and not self.is_staged:
+        if through >= 0 and self.commit == "streamed":
             self.serving[member] = None
 
     def _settle(self, call: Call) -> Answer:
@@ -310,7 +311,8 @@ class FakeFleet:
         assert isinstance(order, SettleOrder)
         if self._attempt is Op.TRANSFER and isinstance(member, ShardId) and self.serving.get(member) != self._version:
             self._apply(member, self.reached)
-        settled = Settled(self.through.get(member, -1), 0.01, self.serving.get(member))
+        through, is_beside = self.through.get(member, -1), self.commit == "staged"
+        settled = Settled(through, 0.01, self.serving.get(member), is_beside)
         if order.roll_back:
             self.through[member] = -1
         return settled

@@ -22,11 +22,12 @@ MIB = 1 << 20
             r"abort_s \(25 s\) must be at least stall_s \+ evidence_s \+ fence_s \+ order_s \(25.5 s\): .*",
         ),
         (
-            {"pack_s": 22},
+            {"pack_s": 22, "settle_s": 30},
             r"abort_s \(25 s\) must be at least pack_s \+ evidence_s \+ fence_s \+ order_s \(27.5 s\): .*",
         ),
         ({"apply_s": 22, "settle_s": 30}, r"abort_s \(25 s\) must be at least apply_s \+ .* \(27.5 s\): .*"),
         ({"finalize_s": 22}, r"abort_s \(25 s\) must be at least finalize_s \+ .* \(27.5 s\): .*"),
+        ({"apply_s": 1, "settle_s": 10}, r"settle_s \(10 s\) must be at least order_s \+ pack_s \(10.5 s\): .*"),
         ({"settle_s": 11}, r"settle_s \(11 s\) must be at least order_s \+ apply_s \(11.5 s\): .*"),
         ({"hard_s": 24}, r"hard_s \(24 s\) must be at least abort_s \(25 s\): .*"),
     ],

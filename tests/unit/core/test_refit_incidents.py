@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from elastic_refit.core import events as ev
+from elastic_refit.core.events import CommitMode
 from elastic_refit.core.evidence import Testimony
 from elastic_refit.core.ids import ProcessId
 from elastic_refit.core.ledger_queries import serving, stale
-from elastic_refit.core.messages import FenceOrder, Op, Settled, SettleOrder
+from elastic_refit.core.messages import FenceOrder, Op, Settled, SettleOrder, TransferOrder
 from elastic_refit.core.refit_state import Answered, Call, Died, Ended, Landed, StartTimer
 from tests.chains import LIMITS
 from tests.unit.core.refit_driver import S0, S1, S2, S3, T0, T1, FakeFleet, Kind, names
 
 
-def warm(num_shards: int = 4, *, max_recoveries: int = 1, min_healthy: int = 1) -> FakeFleet:
+def warm(num_shards: int = 4, **settings: Any) -> FakeFleet:
     """A fleet after its first refit."""
-    fleet = FakeFleet(num_shards=num_shards, max_recoveries=max_recoveries, min_healthy=min_healthy)
+    fleet = FakeFleet(num_shards=num_shards, **settings)
     assert isinstance(fleet.refit(1), Landed)
     return fleet
 
@@ -254,12 +257,29 @@ def test_survivors_of_an_ended_refit_that_took_nothing_in_serve_on() -> None:
 
 
 def test_survivors_of_a_staged_commit_serve_their_old_version_on() -> None:
-    fleet = warm(num_shards=3)
-    fleet.is_staged = True
+    fleet = warm(num_shards=3, commit="staged")
     fleet.plan("kill", T1, Op.TRANSFER)
     assert isinstance(fleet.refit(2), Ended)
     assert fleet.recorded(ev.WeightsPartial) == []
     assert serving(fleet.ledger) == (S0, S1, S2)
+
+
+def test_a_staged_shard_that_has_served_nothing_yet_has_mixed_nothing() -> None:
+    fleet = FakeFleet(commit="staged")
+    fleet.plan("kill", T1, Op.TRANSFER)
+    assert isinstance(fleet.refit(1), Ended)
+    assert fleet.recorded(ev.WeightsPartial) == []
+
+
+@pytest.mark.parametrize("commit", ["streamed", "staged"])
+def test_the_policys_commit_is_journaled_and_is_in_every_transfer_order(commit: CommitMode) -> None:
+    fleet = warm(commit=commit)
+    fleet.plan("kill", S1, Op.TRANSFER)
+    assert isinstance(fleet.refit(2), Landed)
+    opened = [event.commit for event in fleet.recorded(ev.RefitOpened) if isinstance(event, ev.RefitOpened)]
+    orders = [c.order.commit for c in fleet.commands if isinstance(c, Call) and isinstance(c.order, TransferOrder)]
+    assert (set(opened), set(orders)) == ({commit}, {commit})
+    assert (len(opened), len(orders)) == (2, 6 + 5)
 
 
 def test_a_refit_that_ends_before_it_was_opened_is_not_recorded_as_ended() -> None:

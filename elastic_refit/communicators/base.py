@@ -112,6 +112,11 @@ class Communicator(ABC):
         """Seconds from ``abort`` until the call that it freed had left; 0.0 if there was none, None until then."""
 
     @property
+    def reclaimed_s(self) -> float | None:
+        """Seconds from ``abort`` until what the group held was given back, which may be later; None until then."""
+        return self.released_s
+
+    @property
     @abstractmethod
     def waiting_on(self) -> tuple[WaitingOn, int | None]:
         """What the call in progress waits for, and for which rank of the epoch's group. Any thread may read it."""

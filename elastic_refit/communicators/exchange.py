@@ -6,7 +6,9 @@ one ``poll`` over every link that has work and the bell, so an abort, a new link
 
 from __future__ import annotations
 
+import math
 import select
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,7 +17,15 @@ from elastic_refit.communicators.base import Progress
 from elastic_refit.communicators.frames import HEADER_BYTES, Frame, FrameKind, check_frame, encode_frame
 from elastic_refit.communicators.links import Bell, Link
 
-__all__ = ["Lane", "Transfer", "exchange"]
+__all__ = ["ExchangeLate", "Lane", "Transfer", "exchange"]
+
+
+class ExchangeLate(Exception):
+    """The deadline came before the messages were through; ``peers`` are those that this rank still waited for."""
+
+    def __init__(self, peers: tuple[int, ...]) -> None:
+        super().__init__(f"waiting for {peers}")
+        self.peers = peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,7 @@ def exchange(
     find_link: Callable[[Lane], Link | None],
     bell: Bell,
     watch: Callable[[Lane], None],
+    deadline: float = math.inf,
 ) -> None:
     """Move every transfer to its end.
 
@@ -86,6 +97,7 @@ def exchange(
     Raises:
         LinkEnded: a peer's connection ended.
         CommunicatorError: a peer sent another message than the one expected.
+        ExchangeLate: it was not done by the deadline.
     """
     queues: dict[Lane, deque[Transfer]] = {}
     for transfer in transfers:
@@ -93,21 +105,23 @@ def exchange(
     while queues:
         links = {lane: link for lane in queues if (link := find_link(lane)) is not None}
         watch(next(iter(queues)))
-        for lane in _ready(links, bell):
+        if (remaining_s := deadline - time.monotonic()) <= 0:
+            raise ExchangeLate(tuple(dict.fromkeys(lane.peer for lane in queues)))
+        for lane in _ready(links, bell, remaining_s):
             if queues[lane][0].advance(links[lane]):
                 queues[lane].popleft()
         queues = {lane: queue for lane, queue in queues.items() if queue}
 
 
-def _ready(links: dict[Lane, Link], bell: Bell) -> list[Lane]:
-    """Block until a link can move or the bell rings."""
+def _ready(links: dict[Lane, Link], bell: Bell, timeout_s: float) -> list[Lane]:
+    """Block until a link can move, the bell rings or the time is over."""
     poll = select.poll()
     poll.register(bell, select.POLLIN)
     lanes = {}
     for lane, link in links.items():
         poll.register(link.sock, select.POLLOUT if lane.is_send else select.POLLIN)
         lanes[link.sock.fileno()] = lane
-    ready = [fd for fd, _ in poll.poll()]
+    ready = [fd for fd, _ in poll.poll(None if math.isinf(timeout_s) else timeout_s * 1000)]
     if bell.fileno() in ready:
         bell.quiet()
     return [lanes[fd] for fd in ready if fd in lanes]

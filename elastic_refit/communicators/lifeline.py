@@ -43,6 +43,7 @@ class Lifeline:
         self._links: dict[Lane, Link] = {}
         self._kept: list[Closable] = []
         self._busy = False
+        self._retired = False
         self._closed = False
         self._failure: CommunicatorError | None = None
         self._aborted_at = 0.0
@@ -55,7 +56,7 @@ class Lifeline:
         """
         if self.reason is not None:
             raise CommunicatorAborted(f"{self._title} was aborted: {self.reason}", reason=self.reason)
-        if self._closed:
+        if self._retired or self._closed:
             raise CommunicatorError(f"{self._title} was closed")
         if self._failure is not None:
             raise type(self._failure)(self._failure.message, **self._failure.fields)
@@ -94,6 +95,10 @@ class Lifeline:
     def find(self, lane: Lane) -> Link | None:
         return self._links.get(lane)
 
+    def links(self) -> tuple[Link, ...]:
+        """Those held, of whichever lanes."""
+        return tuple(self._links.values())
+
     def keep(self, resource: R) -> R:
         """Have ``resource`` closed with the links."""
         with self._lock:
@@ -109,11 +114,26 @@ class Lifeline:
     def abort(self, reason: str) -> bool:
         """Whether this was the first, and before any close."""
         with self._lock:
-            if self.reason is not None or self._closed:
+            if self.reason is not None or self._retired or self._closed:
                 return False
             self.reason, self._aborted_at = reason, time.monotonic()
             self._break_off()
             return True
+
+    def retire(self) -> bool:
+        """Refuse every call from here on, but hold the links until ``close``: peers do not see us go yet.
+
+        False if a call is in progress, or it has ended already.
+        """
+        with self._lock:
+            if self._busy or self._failure is not None or self.reason is not None or self._retired or self._closed:
+                return False
+            self._retired = True
+            return True
+
+    @property
+    def is_retired(self) -> bool:
+        return self._retired
 
     def close(self) -> bool:
         """Whether this was the first."""

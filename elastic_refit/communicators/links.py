@@ -8,14 +8,15 @@ belong to another file when a call that was about to use it gets there.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-__all__ = ["Bell", "Link", "LinkEnded"]
+__all__ = ["Bell", "Link", "LinkEnded", "first_hung_up"]
 
 _UNIX_BUFFER_BYTES = 4 << 20
 """Asked for; the system caps it. Larger buffers let a neighbour run ahead. TCP sizes its own better than we could."""
@@ -174,3 +175,15 @@ class Bell:
             self._closed = True
             self._listening.close()
             self._ringing.close()
+
+
+def first_hung_up(links: Sequence[Link], bell: Bell, timeout_s: float) -> Link | None:
+    """The first of ``links`` whose peer has gone; None when the bell rings or the time is over before."""
+    poll = select.poll()
+    poll.register(bell, select.POLLIN)
+    for link in links:
+        poll.register(link.sock, select.POLLRDHUP)
+    ready = {fd for fd, _ in poll.poll(None if math.isinf(timeout_s) else timeout_s * 1000)}
+    if bell.fileno() in ready:
+        bell.quiet()
+    return next((link for link in links if link.sock.fileno() in ready), None)

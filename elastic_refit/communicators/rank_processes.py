@@ -19,11 +19,12 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from elastic_refit.communicators.base import Communicator, CommunicatorBackend, GroupSpec, PendingCommunicator
+from elastic_refit.communicators.nccl import NcclBackend
 from elastic_refit.communicators.tcp import TcpBackend
 
 __all__ = ["BACKENDS", "RankProcess", "Seat", "content", "digest", "form_group", "make_specs"]
 
-BACKENDS: dict[str, Callable[..., CommunicatorBackend]] = {"tcp": TcpBackend}
+BACKENDS: dict[str, Callable[..., CommunicatorBackend]] = {"nccl": NcclBackend, "tcp": TcpBackend}
 _ANSWER_S = 60.0
 _PERIOD_BYTES = 100_003
 
@@ -154,7 +155,8 @@ class Seat:
 
     def status(self) -> dict[str, Any]:
         group = self._group
-        return {"waiting_on": group.waiting_on, "aborted": group.aborted, "released_s": group.released_s}
+        times = {"released_s": group.released_s, "reclaimed_s": group.reclaimed_s}
+        return {"waiting_on": group.waiting_on, "aborted": group.aborted, **times}
 
     def resources(self) -> dict[str, int]:
         """What this process holds: threads, file descriptors, and resident bytes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 
-__all__ = ["Choice", "gather_choices", "members_of"]
+__all__ = ["Choice", "gather", "members_of", "pack_choice", "unpack_choice"]
 
 _CHOICE = struct.Struct("!?qq")
 
@@ -13,23 +13,36 @@ Choice = tuple[int | None, int]
 """``(color, key)`` of one rank; color None takes no part."""
 
 
-def gather_choices(
-    own: Choice, *, rank: int, world_size: int, pass_along: Callable[[memoryview, memoryview], None]
-) -> list[Choice]:
-    """Every rank's choice, by rank. ``pass_along(out, into)`` sends to the next rank and receives from the previous."""
-    color, key = own
+def gather(
+    own: bytes, *, rank: int, world_size: int, pass_along: Callable[[memoryview, memoryview], None]
+) -> list[bytes]:
+    """What every rank gave, by rank; ``pass_along(out, into)`` sends to the next and receives from the previous."""
+    given = [own] * world_size
+    out = bytearray(own)
+    for step in range(1, world_size):
+        into = bytearray(len(own))
+        pass_along(memoryview(out), memoryview(into))
+        given[(rank - step) % world_size] = bytes(into)
+        out = into
+    return given
+
+
+def pack_choice(choice: Choice) -> bytes:
+    """The inverse of ``unpack_choice``.
+
+    Raises:
+        ValueError: color or key does not fit.
+    """
+    color, key = choice
     try:
-        out = bytearray(_CHOICE.pack(color is not None, color or 0, key))
+        return _CHOICE.pack(color is not None, color or 0, key)
     except struct.error as error:
         raise ValueError(f"color {color} and key {key} must fit into 64 bits") from error
-    choices = [own] * world_size
-    for step in range(1, world_size):
-        into = bytearray(_CHOICE.size)
-        pass_along(memoryview(out), memoryview(into))
-        has_color, other_color, other_key = _CHOICE.unpack(into)
-        choices[(rank - step) % world_size] = (other_color if has_color else None, other_key)
-        out = into
-    return choices
+
+
+def unpack_choice(raw: bytes) -> Choice:
+    has_color, color, key = _CHOICE.unpack(raw)
+    return (color if has_color else None, key)
 
 
 def members_of(color: int, choices: Sequence[Choice]) -> list[int]:

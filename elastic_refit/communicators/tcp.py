@@ -10,17 +10,12 @@ thread may use it; a wait that neither an abort nor a deadline ends.
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
-
-from elastic_refit.communicators.addresses import Address, bind_listeners
-from elastic_refit.communicators.base import Communicator, GroupSpec, PendingCommunicator
-from elastic_refit.communicators.handshake import check_group
-from elastic_refit.communicators.switchboard import Limits, Switchboard
+from elastic_refit.communicators.addresses import bind_listeners
+from elastic_refit.communicators.base import PendingCommunicator
+from elastic_refit.communicators.pending import RingPending
+from elastic_refit.communicators.switchboard import Limits
 from elastic_refit.communicators.tcp_group import TcpCommunicator
 from elastic_refit.communicators.wiring import Wiring
-from elastic_refit.errors import CommunicatorAborted, CommunicatorError
 
 __all__ = ["Limits", "TcpBackend"]
 
@@ -54,59 +49,7 @@ class TcpBackend:
 
     def bind(self) -> PendingCommunicator:
         address, listeners = bind_listeners(self._host, use_unix=self._use_unix)
-        return _TcpPending(address, listeners, chunk_bytes=self._chunk_bytes, limits=self._limits)
+        return RingPending(address, listeners, make=self._make, limits=self._limits)
 
-
-class _TcpPending(PendingCommunicator):
-    def __init__(self, address: Address, listeners: list[socket.socket], *, chunk_bytes: int, limits: Limits) -> None:
-        self.address = str(address)
-        self._listeners = listeners
-        self._chunk_bytes = chunk_bytes
-        self._limits = limits
-        self._lock = threading.RLock()
-        self._reason: str | None = None
-        self._made: TcpCommunicator | None = None
-        self._closed = False
-
-    def join(self, group: GroupSpec, *, timeout_s: float) -> Communicator:
-        check_group(group, self.address)
-        deadline = time.monotonic() + timeout_s
-        communicator = self._take_over(group, timeout_s)
-        try:
-            communicator.form_ring(deadline)
-        except BaseException:
-            communicator.close()
-            raise
-        return communicator
-
-    def _take_over(self, group: GroupSpec, timeout_s: float) -> TcpCommunicator:
-        with self._lock:
-            if self._reason is not None:
-                raise CommunicatorAborted(f"aborted before joining: {self._reason}", reason=self._reason)
-            if self._closed or self._made is not None:
-                raise CommunicatorError("a pending communicator joins once, and not after it was closed")
-            switchboard = Switchboard(group, self._listeners, self._limits)
-            wiring = Wiring(group, switchboard, patience_s=timeout_s)
-            ranks = tuple(range(group.world_size))
-            self._made = TcpCommunicator(wiring, ranks, chunk_bytes=self._chunk_bytes)
-            switchboard.start()
-            return self._made
-
-    def abort(self, reason: str) -> None:
-        with self._lock:
-            made = self._made
-            if made is None and self._reason is None:
-                self._reason = reason
-                self._stop_listening()
-        if made is not None:
-            made.abort(reason)
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            if self._made is None:
-                self._stop_listening()
-
-    def _stop_listening(self) -> None:
-        for listener in self._listeners:
-            listener.close()
+    def _make(self, wiring: Wiring, ranks: tuple[int, ...]) -> TcpCommunicator:
+        return TcpCommunicator(wiring, ranks, chunk_bytes=self._chunk_bytes)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import select
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from elastic_refit.communicators.addresses import Address
 from elastic_refit.communicators.base import GroupSpec
@@ -13,7 +11,7 @@ from elastic_refit.communicators.dialling import DialTimeout, NobodyListens, dia
 from elastic_refit.communicators.exchange import Lane
 from elastic_refit.communicators.handshake import HandshakeRefused, Hello
 from elastic_refit.communicators.lifeline import Lifeline
-from elastic_refit.communicators.links import Link
+from elastic_refit.communicators.links import Link, LinkEnded, first_hung_up
 from elastic_refit.communicators.switchboard import Switchboard
 from elastic_refit.errors import PeerLost, RendezvousFailed
 
@@ -36,9 +34,13 @@ class Wiring:
         channel = f"{self._channel}/{name}"
         return Wiring(self.group, self._switchboard, patience_s=self.patience_s, channel=channel)
 
+    def turn_away(self) -> None:
+        """Drop what peers have opened on this channel and nobody has claimed. Any thread."""
+        self._switchboard.unsubscribe(self._channel)
+
     def hang_up(self) -> None:
         """Admit nobody any more; the group's own channel closes the door for all of them. Any thread."""
-        self._switchboard.unsubscribe(self._channel)
+        self.turn_away()
         if not self._channel:
             self._switchboard.stop()
 
@@ -51,14 +53,15 @@ class Wiring:
             link = None if sock is None else self.life.adopt(lane, sock)
         return link
 
-    def open(self, lanes: Iterable[Lane], deadline: float) -> None:
-        """Return when every lane has its link.
+    def open(self, lanes: Iterable[Lane], deadline: float, *, guards: Sequence[Link] = ()) -> None:
+        """Return when every lane has its link. Who hangs up on a guard will not open one any more.
 
         Raises:
             RendezvousFailed: some did not come in time, or refused us; ``missing`` has their ranks.
             PeerLost: one is gone.
+            LinkEnded: one of ``guards`` has.
         """
-        missing = [lane.peer for lane in lanes if not self._opened(lane, deadline)]
+        missing = [lane.peer for lane in lanes if not self._opened(lane, deadline, guards)]
         if missing:
             ranks = tuple(dict.fromkeys(missing))
             names = ", ".join(map(self._name, ranks))
@@ -68,17 +71,15 @@ class Wiring:
                 missing=ranks,
             )
 
-    def _opened(self, lane: Lane, deadline: float) -> bool:
+    def _opened(self, lane: Lane, deadline: float, guards: Sequence[Link]) -> bool:
         if lane.is_send:
             return self.find(lane) is not None or self._dialled(lane, deadline)
         while self.find(lane) is None:
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 return False
-            poll = select.poll()
-            poll.register(self.life.bell, select.POLLIN)
-            poll.poll(None if math.isinf(remaining_s) else remaining_s * 1000)
-            self.life.bell.quiet()
+            if lost := first_hung_up(guards, self.life.bell, remaining_s):
+                raise LinkEnded(lost.peer, "hung up")
         return True
 
     def _dialled(self, lane: Lane, deadline: float) -> bool:

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+import pytest
 
 from elastic_refit.engines.vllm_engine import vllm_environment
+from tests.standin_nccl.library import build_library
 
 for name, value in vllm_environment().items():
     os.environ.setdefault(name, value)
+
+
+@pytest.fixture(scope="session")
+def libnccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for NCCL."""
+    return build_library(tmp_path_factory.mktemp("libnccl"))

@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from elastic_refit.communicators.rank_processes import RankProcess, content, digest, form_group, make_specs
 from elastic_refit.errors import CommunicatorAborted, CommunicatorError, PeerLost, RendezvousFailed
+from tests.standin_nccl.host_memory import HostMemory
+from tests.standin_nccl.library import environment
 
 CHUNK = 64 << 10
 LARGE = 32 << 20
@@ -26,6 +29,7 @@ Ranks = Callable[[int], list[RankProcess]]
 IMPLEMENTATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "tcp over unix sockets": ("tcp", {"chunk_bytes": CHUNK}),
     "tcp over loopback": ("tcp", {"chunk_bytes": CHUNK, "use_unix": False}),
+    "nccl on a stand-in": ("nccl", {"chunk_bytes": CHUNK, "device": HostMemory()}),
 }
 
 
@@ -38,15 +42,27 @@ def pool(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[RankProcess
 
 
 @pytest.fixture
-def ranks(pool: tuple[str, list[RankProcess]]) -> Iterator[Ranks]:
+def backend(pool: tuple[str, list[RankProcess]]) -> str:
+    return IMPLEMENTATIONS[pool[0]][0]
+
+
+@pytest.fixture
+def large(backend: str) -> int:
+    """More than lies between the ranks; every chunk of the stand-in's is a call."""
+    return LARGE if backend == "tcp" else LARGE // 8
+
+
+@pytest.fixture
+def ranks(pool: tuple[str, list[RankProcess]], request: pytest.FixtureRequest) -> Iterator[Ranks]:
     """Processes that are free: those of earlier tests, less the ones that were killed or are still busy."""
     implementation, processes = pool
     backend, options = IMPLEMENTATIONS[implementation]
     lent: list[RankProcess] = []
 
     def lend(count: int) -> list[RankProcess]:
-        while len(processes) < len(lent) + count:
-            processes.append(RankProcess(backend, **options))
+        with environment(request.getfixturevalue("libnccl")) if backend == "nccl" else nullcontext():
+            while len(processes) < len(lent) + count:
+                processes.append(RankProcess(backend, **options))
         fresh = processes[len(lent) : len(lent) + count]
         lent.extend(fresh)
         return fresh
@@ -110,10 +126,10 @@ def test_a_broadcast_gives_every_rank_the_bytes_of_any_root(ranks: Ranks, world_
             assert set(call_all(group, "broadcast", size, root, size + root)) == {expected}
 
 
-def test_a_broadcast_larger_than_every_buffer_arrives_whole(ranks: Ranks) -> None:
+def test_a_broadcast_larger_than_every_buffer_arrives_whole(ranks: Ranks, large: int) -> None:
     group = ranks(4)
     form_group(group)
-    assert set(call_all(group, "broadcast", LARGE, 2, 7, repeat=2)) == {digest(content(LARGE, 7))}
+    assert set(call_all(group, "broadcast", large, 2, 7, repeat=2)) == {digest(content(large, 7))}
 
 
 @pytest.mark.parametrize("form", ["B", "h", "f", "d"])
@@ -217,7 +233,7 @@ def test_ranks_that_are_out_of_step_get_an_error_and_no_bytes(ranks: Ranks) -> N
 # Peers that die, freeze or are slow
 
 
-def test_a_rank_that_never_joins_is_named_when_the_time_is_over(ranks: Ranks) -> None:
+def test_a_rank_that_never_joins_is_named_when_the_time_is_over(ranks: Ranks, backend: str) -> None:
     group = ranks(4)
     specs = make_specs([rank.call("bind") for rank in group])
     for rank, spec in zip(group[:3], specs, strict=False):
@@ -226,7 +242,11 @@ def test_a_rank_that_never_joins_is_named_when_the_time_is_over(ranks: Ranks) ->
         with pytest.raises(RendezvousFailed, match=r"rank 3 \(shard\[3\]/0\)") as raised:
             rank.finish()
         assert raised.value.missing == (3,)
-    group[1].finish()
+    if backend == "tcp":
+        group[1].finish()  # its neighbours came, and it needs nobody else
+    else:
+        with pytest.raises((RendezvousFailed, PeerLost)):
+            group[1].finish()
 
 
 def test_a_rank_that_died_before_joining_is_lost_to_its_neighbours(ranks: Ranks) -> None:
@@ -313,15 +333,15 @@ def test_a_frozen_rank_blocks_the_others_until_they_are_aborted_and_finds_itself
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
-def test_a_rank_that_was_only_slow_completes_with_the_right_bytes(ranks: Ranks, victim: int) -> None:
+def test_a_rank_that_was_only_slow_completes_with_the_right_bytes(ranks: Ranks, large: int, victim: int) -> None:
     group = ranks(4)
     form_group(group)
-    start_all(group, "broadcast", LARGE, 0, 5, repeat=3)
+    start_all(group, "broadcast", large, 0, 5, repeat=3)
     for _ in range(3):
         group[victim].freeze()
         assert not group[victim].is_finished(0.05)
         group[victim].thaw()
-    assert {rank.finish() for rank in group} == {digest(content(LARGE, 5))}
+    assert {rank.finish() for rank in group} == {digest(content(large, 5))}
 
 
 def test_a_rank_killed_during_an_exchange_is_lost_to_whoever_waits_for_it(ranks: Ranks) -> None:

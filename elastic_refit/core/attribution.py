@@ -332,7 +332,11 @@ def _broken_edges(case: _Case) -> _Edges:
     edges = {}
     for each in case.ranks:
         lost = case.by_rank.get(each.testimony.peer) if each.testimony and each.testimony.peer is not None else None
-        if lost is None or (lost.testimony is not None and not _is_about(case, lost.testimony.peer, each.rank)):
+        if (
+            lost is None
+            or lost is each
+            or (lost.testimony is not None and not _is_about(case, lost.testimony.peer, each.rank))
+        ):
             continue
         up, down = sorted((each.rank, lost.rank), key=lambda rank: position.get(rank, rank))
         edges[up, down] = f"rank {each.rank} lost rank {lost.rank}, which is not dead"

@@ -73,6 +73,11 @@ def test_testimony_about_a_rank_outside_the_group_shows_no_link() -> None:
     assert "waits to receive" in verdict.shown_by
 
 
+def test_a_rank_that_lost_itself_says_nothing_about_a_link() -> None:
+    evidence = but(chain(*[None] * 5), 3, testimony=lost(3))
+    assert isinstance(judge(evidence), Unattributed)
+
+
 def test_a_broken_connection_shows_the_link_better_than_who_waits_for_whom() -> None:
     verdict = judge(but(but(stalled_link(), 4, testimony=lost(3)), 3, testimony=lost(4)))
     assert isinstance(verdict, LinkFault)

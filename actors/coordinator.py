@@ -13,12 +13,15 @@ from elastic_refit import errors
 from elastic_refit.actors.ledger_client import LedgerClient
 from elastic_refit.actors.refit_shell import RefitShell
 from elastic_refit.chaos import FaultRecord
+from elastic_refit.control.host import ControlHost
+from elastic_refit.control.setup import HostSetup
 from elastic_refit.core import ledger_queries
 from elastic_refit.core.events import Event as LedgerEvent
 from elastic_refit.core.ids import Member, TrainerId
 from elastic_refit.core.refit_state import Ended, Fleet, Landed, RefitPolicy, RefitRequested, RefitState
 from elastic_refit.incident import Incident, IncidentClock, names_of, sentence_of, write_incident
 from elastic_refit.processes import exit_when_orphaned
+from elastic_refit.stacks import stacks_of
 from elastic_refit.turns import Turns
 
 __all__ = ["RefitCoordinator", "RefitReport", "coordinator_options"]
@@ -55,19 +58,20 @@ class RefitCoordinator:
         self,
         policy: RefitPolicy,
         ledger: ray.actor.ActorHandle,
+        channel: HostSetup,
         *,
         ledger_s: float,
         widths: tuple[int, ...],
         incident_folder: str,
-        incarnation: int = 0,
     ) -> None:
         exit_when_orphaned()
         self._ledger = LedgerClient(ledger, writer="coordinator", ledger_s=ledger_s)
+        self._channel = ControlHost(channel)
         self._members: dict[Member, ray.actor.ActorHandle] = {}
         self._widths = widths
         self._incident_folder = incident_folder
         self._node = ray.get_runtime_context().get_node_id()
-        self._state = RefitState(policy, coordinator=incarnation)
+        self._state = RefitState(policy, coordinator=channel.incarnation)
         self._strikes: list[tuple[float, FaultRecord]] = []
         self._incidents = 0
         self._turns = Turns()
@@ -92,7 +96,14 @@ class RefitCoordinator:
 
     def _refit(self, version: int) -> RefitReport:
         began = time.monotonic()
-        shell = RefitShell(self._state, self._members, record=self._record, node=self._node)
+        shell = RefitShell(
+            self._state,
+            self._members,
+            record=self._record,
+            node=self._node,
+            channel=self._channel,
+            stacks_folder=self._incident_folder,
+        )
         before = len(self._strikes)
         outcome = shell.run(RefitRequested(version, self._fleet()))
         self._state = shell.state
@@ -153,6 +164,7 @@ class RefitCoordinator:
             resent_buckets=outcome.resent_buckets if isinstance(outcome, Landed) else 0,
             injected=injected,
             error=outcome.error if isinstance(outcome, Ended) else None,
+            stacks=stacks_of(self._incident_folder, (finding.member for finding in outcome.findings)),
         )
         return write_incident(incident, self._incident_folder)
 

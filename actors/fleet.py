@@ -23,6 +23,7 @@ from elastic_refit.actors.supervisor import FleetSupervisor
 from elastic_refit.actors.trainer import TrainerActor
 from elastic_refit.chaos import Fault
 from elastic_refit.config import RunConfig
+from elastic_refit.control.setup import ChannelPlan
 from elastic_refit.core.events import Registered
 from elastic_refit.core.ids import Member, ProcessId, ShardId, TrainerId
 from elastic_refit.core.messages import PingOrder
@@ -56,19 +57,19 @@ class Fleet:
 
         ``trainer_class`` is called with a :class:`ParticipantSetup` and ``trainer_arguments``.
         """
-        launcher = Launcher(config, secrets.token_hex(8), folder)
+        self._channel = ChannelPlan()
+        launcher = Launcher(config, secrets.token_hex(8), folder, self._channel)
         self._config = config
         self._limits = config.deadlines.limits
         self._widths = launcher.widths
         self._ledger = launcher.ledger()
         self._coordinator = launcher.coordinator(self._ledger)
         self.trainers: dict[TrainerId, ActorHandle] = {
-            trainer: launcher.trainer(trainer, trainer_class, trainer_arguments)
-            for trainer in (TrainerId(rank) for rank in range(config.fleet.trainers))
+            trainer: launcher.trainer(trainer, trainer_class, trainer_arguments) for trainer in launcher.trainers
         }
         self.shards: dict[ShardId, ActorHandle] = {
             shard: launcher.shard(shard, model, [f for f in faults if f.shard == shard.index], self._coordinator)
-            for shard in (ShardId(index) for index in range(config.fleet.shards))
+            for shard in launcher.shards
         }
         self._processes: dict[Member, tuple[ProcessId, ...]] = {}
         self._supervisor: FleetSupervisor | None = None
@@ -142,6 +143,7 @@ class Fleet:
         node = ray.get_runtime_context().get_node_id()
         here = [process for ids in self._processes.values() for process in ids if process.node == node]
         left = kill_proved(here, timeout_s=_CLOSE_S)
+        self._channel.close()
         if left:
             logger.error("processes_left", extra={"pids": [process.pid for process in left]})
 

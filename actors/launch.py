@@ -19,6 +19,7 @@ from elastic_refit.actors.trainer import TrainerActor, trainer_options
 from elastic_refit.actors.vllm_shard import VllmShardActor, shard_options
 from elastic_refit.chaos import Fault
 from elastic_refit.config import RunConfig
+from elastic_refit.control.setup import ChannelPlan
 from elastic_refit.core.ids import Member, ShardId, TrainerId
 from elastic_refit.core.ledger_state import LedgerPolicy
 from elastic_refit.core.refit_state import RefitPolicy
@@ -40,11 +41,25 @@ class Launcher:
     config: RunConfig
     run_id: str
     folder: Path
+    channel: ChannelPlan
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Ranks of each shard, by shard index."""
         return tuple(self.config.fleet.widths or [1] * self.config.fleet.shards)
+
+    @property
+    def trainers(self) -> tuple[TrainerId, ...]:
+        return tuple(TrainerId(rank) for rank in range(self.config.fleet.trainers))
+
+    @property
+    def shards(self) -> tuple[ShardId, ...]:
+        """Those that the run begins with."""
+        return tuple(ShardId(index) for index in range(self.config.fleet.shards))
+
+    @property
+    def incidents(self) -> str:
+        return str(self.folder / "incidents")
 
     def ledger(self) -> ActorHandle:
         policy = LedgerPolicy(min_healthy=self.config.fleet.min_healthy, **self.config.ledger.model_dump())
@@ -60,14 +75,17 @@ class Launcher:
             commit=self.config.refit.commit,
             has_links=load_transport(self.config.refit.transport).has_links,
         )
+        for member in (*self.trainers, *self.shards):
+            self.channel.end(str(member))
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         actor = ray.remote(**coordinator_options())(RefitCoordinator)
         return actor.options(name=f"coordinator {self.run_id}", scheduling_strategy=here).remote(
             policy,
             ledger,
+            self.channel.host(),
             ledger_s=limits.ledger_s,
             widths=self.widths,
-            incident_folder=str(self.folder / "incidents"),
+            incident_folder=self.incidents,
         )
 
     def trainer(self, trainer: TrainerId, kind: type[TrainerActor], arguments: Mapping[str, Any]) -> ActorHandle:
@@ -90,7 +108,12 @@ class Launcher:
     def _setup(self, member: Member) -> ParticipantSetup:
         refit = self.config.refit
         return ParticipantSetup(
-            member, self.config.deadlines.limits, Packing(refit.bucket_bytes, refit.digest), refit.transport
+            member,
+            self.config.deadlines.limits,
+            Packing(refit.bucket_bytes, refit.digest),
+            control=self.channel.end(str(member)),
+            stacks_folder=self.incidents,
+            transport=refit.transport,
         )
 
 

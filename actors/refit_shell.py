@@ -13,13 +13,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
+from elastic_refit.control.host import ControlHost
+from elastic_refit.control.stall import StallWatch
+from elastic_refit.core.events import EpochOpened
 from elastic_refit.core.events import Event as LedgerEvent
 from elastic_refit.core.ids import Member
-from elastic_refit.core.messages import Fault, Fenced, FenceOrder, Op, Pong, Settled
+from elastic_refit.core.messages import Fault, Fenced, FenceOrder, Op, Pong, Settled, SettleOrder
 from elastic_refit.core.refit import step
 from elastic_refit.core.refit_state import (
     Answered,
@@ -34,10 +38,11 @@ from elastic_refit.core.refit_state import (
     Record,
     RefitState,
     RoundTimedOut,
+    StallSeen,
     StartTimer,
 )
 from elastic_refit.incident import IncidentClock
-from elastic_refit.processes import kill_proved
+from elastic_refit.stacks import asked_path, end_with_stacks
 
 __all__ = ["RefitShell"]
 
@@ -65,12 +70,17 @@ class RefitShell:
         *,
         record: Callable[[LedgerEvent], None],
         node: str,
+        channel: ControlHost,
+        stacks_folder: str,
     ) -> None:
         self.state = state
         self.clock = IncidentClock()
         self._members = members
         self._record = record
         self._node = node
+        self._channel = channel
+        self._stacks_folder = stacks_folder
+        self._stall = StallWatch(channel.heard, state.policy.deadlines.stall_s)
         self._pending: dict[ray.ObjectRef, _Pending] = {}
         self._timers: list[tuple[float, int]] = []
         self._events: deque[Event] = deque()
@@ -90,7 +100,9 @@ class RefitShell:
     def _step(self, event: Event) -> None:
         before = self.state.running
         self.state, commands = step(self.state, event)
-        self.clock.observe(before, self.state.running, time.monotonic())
+        now = time.monotonic()
+        self.clock.observe(before, self.state.running, now)
+        self._stall.follow(self.state.running, now)
         for command in commands:
             self._carry_out(command)
 
@@ -98,12 +110,17 @@ class RefitShell:
         match command:
             case Call(order=FenceOrder()):
                 self._fence(command)
+            case Call(order=SettleOrder() as order):
+                self._channel.order_abort(order.epoch, order.reason)
+                self._call(command)
             case Call():
                 self._call(command)
             case StartTimer():
                 heapq.heappush(self._timers, (time.monotonic() + command.seconds, command.token))
             case Record():
                 self._record(command.event)
+                if isinstance(command.event, EpochOpened):
+                    self._channel.open_epoch(command.event.epoch)
             case Finish():
                 self._outcome = command.outcome
             case Ignored():
@@ -115,12 +132,10 @@ class RefitShell:
         if call.op in _ATTENDED:
             ref = handle.attend.options(name=name).remote(call.order)
         else:
-            secret = self._secret(call.epoch) if call.op is Op.JOIN else b""
+            fresh = secrets.token_bytes(32)
+            secret = self._secrets.setdefault(call.epoch, fresh) if call.op is Op.JOIN else b""
             ref = handle.work.options(name=name).remote(call.order, secret)
         self._pending[ref] = _Pending(call.op, call.epoch, call.member)
-
-    def _secret(self, epoch: int) -> bytes:
-        return self._secrets.setdefault(epoch, secrets.token_bytes(32))
 
     def _fence(self, call: Call) -> None:
         """Kill what is on this node here and now; anything else by a task that runs where it is."""
@@ -128,28 +143,33 @@ class RefitShell:
         assert isinstance(order, FenceOrder)
         handle, limit_s = self._members[call.member], self.state.policy.round_s(Op.FENCE)
         logger.warning("shard_condemned", extra={"member": str(call.member), "why": order.why})
-        nodes = {process.node for process in order.processes}
+        nodes, stacks = {process.node for process in order.processes}, asked_path(self._stacks_folder, call.member)
         if nodes <= {self._node}:
-            left = kill_proved(order.processes, timeout_s=limit_s / 2)
+            left = end_with_stacks(order.processes, stacks, timeout_s=limit_s / 2)
             self._events.append(Answered(Op.FENCE, call.epoch, call.member, Fenced("by_epoch" if left else "gone")))
         else:
             strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(min(nodes), soft=False)
             task = _fence_here.options(scheduling_strategy=strategy, name=f"fence[e{call.epoch}] {call.member}")
-            self._pending[task.remote(order, limit_s / 2)] = _Pending(Op.FENCE, call.epoch, call.member)
+            self._pending[task.remote(order, stacks, limit_s / 2)] = _Pending(Op.FENCE, call.epoch, call.member)
         ray.kill(handle)
 
     def _wait(self) -> None:
         """Add the next events: every answer that is there comes before a deadline that may have passed meanwhile."""
         now = time.monotonic()
         due = self._timers[0][0] if self._timers else now
+        stall_at, watched = self._stall.due(self.state.epoch) or (due, None)
         refs = list(self._pending)
-        ready, _ = ray.wait(refs, num_returns=1, timeout=max(0.0, due - now)) if refs else ([], refs)
+        patience_s = max(0.0, min(due, stall_at) - now)
+        ready, _ = ray.wait(refs, num_returns=1, timeout=patience_s) if refs else ([], refs)
         if ready:
             ready, _ = ray.wait(refs, num_returns=min(len(refs), _DRAIN), timeout=0)
             self._events.extend(self._event_of(ref) for ref in ready)
         elif self._timers and time.monotonic() >= due:
             _, token = heapq.heappop(self._timers)
-            self._events.append(RoundTimedOut(token, observer_late_s=time.monotonic() - due))
+            now = time.monotonic()
+            self._events.append(RoundTimedOut(token, now - due, self._stall.beacons(self._members, now)))
+        elif watched is not None and stall_at <= now:
+            self._events.append(StallSeen(watched))
 
     def _event_of(self, ref: ray.ObjectRef) -> Event:
         call = self._pending.pop(ref)
@@ -174,6 +194,6 @@ class RefitShell:
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _fence_here(order: FenceOrder, timeout_s: float) -> Fenced:
+def _fence_here(order: FenceOrder, stacks: Path, timeout_s: float) -> Fenced:
     """Runs on the culprit's node."""
-    return Fenced("by_epoch" if kill_proved(order.processes, timeout_s=timeout_s) else "gone")
+    return Fenced("by_epoch" if end_with_stacks(order.processes, stacks, timeout_s=timeout_s) else "gone")

@@ -50,6 +50,8 @@ class Incident:
     resent_buckets: int = 0
     injected: tuple[str, ...] = ()
     error: str | None = None
+    stacks: tuple[str, ...] = ()
+    """Files with the stacks of the condemned, each on the node of its process."""
     path: str | None = None
 
     @property
@@ -74,23 +76,37 @@ class IncidentClock:
     struck: float | None = None
     released_s: float = 0.0
     phase: str = ""
+    looked: float | None = None
     evidence: tuple[MemberEvidence, ...] = ()
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
     def observe(self, before: Running | None, after: Running | None, now: float) -> None:
         """Take in one step of the protocol; adds the time since the last one to the stage that it ended."""
         if self.began is None:
+            looked, self.looked = self.looked, self._look_since(after, now)
             if after is None or not after.in_incident:
                 return
-            self.began = self.since = now
-            self.phase = str(before.round.op) if before is not None else "idle"
+            self._begin(before, now if looked is None else looked, now)
         else:
             self.seconds[self.stage] += now - self.since
             self.since = now
-        if before is not None and before.round.op is Op.PING and before.evidence:
-            self.evidence = tuple(before.evidence.values())
+        if before is not None and before.round.op is Op.PING:
+            known = (after or before).evidence or before.evidence
+            self.evidence = tuple(known.values()) or self.evidence
         if after is not None:
             self.stage = _STAGE_OF.get(after.round.op, self.stage or "attribute")
+
+    def _look_since(self, after: Running | None, now: float) -> float | None:
+        """When the look began that is going on, if one is: should it name somebody, the incident began with it."""
+        if after is None or after.stalled is None:
+            return None
+        return now if self.looked is None else self.looked
+
+    def _begin(self, before: Running | None, began: float, now: float) -> None:
+        self.began, self.since = began, now
+        self.seconds["attribute"] += now - began
+        broken = None if before is None else before.stalled or before.round
+        self.phase = "idle" if broken is None else str(broken.op)
 
     def close(self) -> dict[str, float]:
         """The seconds of every stage: ``abort`` is split off what settling took, ``detect`` put before it all."""

@@ -14,13 +14,16 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from elastic_refit.beacon import ProgressRecorder
 from elastic_refit.communicators.base import GroupSpec
+from elastic_refit.control.end import ControlEnd
+from elastic_refit.control.setup import EndSetup
 from elastic_refit.core.deadlines import Deadlines
-from elastic_refit.core.evidence import Testimony
+from elastic_refit.core.evidence import Beacon, Testimony
 from elastic_refit.core.ids import Member, ProcessId
 from elastic_refit.core.manifest import differing_buckets
 from elastic_refit.core.messages import (
@@ -51,6 +54,7 @@ from elastic_refit.errors import (
     PlanMismatch,
     StaleEpoch,
 )
+from elastic_refit.stacks import asked_path, rung_path
 from elastic_refit.transports.base import (
     Feed,
     ManifestKeeper,
@@ -63,7 +67,7 @@ from elastic_refit.transports.base import (
     WeightTransport,
 )
 from elastic_refit.transports.packing import BucketUnpacker
-from elastic_refit.watchdog import Abortable, Armed, RefitAbortWatchdog
+from elastic_refit.watchdog import Abortable, Armed, RefitAbortWatchdog, register_stack_dump_signal
 
 __all__ = ["RefitParticipant"]
 
@@ -102,6 +106,22 @@ class RefitParticipant:
         self._update: OpenUpdate | None = None
         self._idle = threading.Condition()
         self._working = 0
+        self._end: ControlEnd | None = None
+        self._has_reported = True
+        self._rung_path: Path | None = None
+
+    def open_channel(self, setup: EndSetup) -> None:
+        """Report to the control channel, and obey it, until ``close``."""
+        self._end = ControlEnd(setup, read_beacon=self._report, obey=self._watchdog.order_abort)
+
+    def leave_stacks(self, folder: str | Path) -> None:
+        """From now on this process leaves its stacks in ``folder``: when it is asked, and when it cannot be freed.
+
+        For one participant of a process, once: the native timer and the signal are the process' own.
+        """
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        register_stack_dump_signal(asked_path(folder, self.member))
+        self._rung_path = rung_path(folder, self.member)
 
     # -- control threads
 
@@ -131,6 +151,8 @@ class RefitParticipant:
         return Settled(through, released_s, self.serving_version, is_beside)
 
     def close(self) -> None:
+        if self._end is not None:
+            self._end.close()
         self._watchdog.close()
         self._transport.close()
 
@@ -195,7 +217,7 @@ class RefitParticipant:
             secret=secret,
         )
         limit = self._deadlines.join_s
-        with self._watchdog.armed(epoch=order.epoch, abort_s=limit, hard_s=limit) as armed:
+        with self._armed(order.epoch, abort_s=limit, hard_s=limit) as armed:
             armed.hand_over(_Breakable(self._transport, self._progress))
             self._progress.entered = -1
             self._transport.reconcile_communicator(order.membership, group, timeout_s=limit)
@@ -248,6 +270,14 @@ class RefitParticipant:
 
     # -- inside
 
+    def _report(self) -> Beacon | None:
+        """For the control channel: the cursors while this member works, and once more when it has done so."""
+        is_working = self._working > 0
+        if not is_working and self._has_reported:
+            return None
+        self._has_reported = not is_working
+        return self._progress.beacon()
+
     def _finish(self, order: CommitOrder, receiver: WeightReceiver) -> None:
         update = self._update
         if update is None or update.version != order.version:
@@ -293,9 +323,15 @@ class RefitParticipant:
     def _guarded(self, order: TransferOrder) -> Iterator[RankContext]:
         self._require(order.epoch)
         limits = self._deadlines
-        with self._watchdog.armed(epoch=order.epoch, abort_s=limits.abort_s, hard_s=limits.hard_s) as armed:
+        with self._armed(order.epoch, abort_s=limits.abort_s, hard_s=limits.hard_s) as armed:
             armed.hand_over(_Breakable(self._transport, self._progress))
             yield RankContext(self._progress, self._ticker(armed), lambda phase: self._reached(order.version, phase))
+
+    def _armed(self, epoch: int, *, abort_s: float, hard_s: float) -> AbstractContextManager[Armed]:
+        """The watchdog over one call; with its native rung where the process leaves its stacks."""
+        path = self._rung_path
+        rung_s = None if path is None else abort_s + self._deadlines.abort_grace_s
+        return self._watchdog.armed(epoch=epoch, abort_s=abort_s, hard_s=hard_s, rung_s=rung_s, dump_path=path)
 
     def _ticker(self, armed: Armed) -> Callable[[], None]:
         progress = self._progress

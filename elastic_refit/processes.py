@@ -18,7 +18,7 @@ import psutil
 
 from elastic_refit.core.ids import ProcessId
 
-__all__ = ["end_all", "end_descendants", "exit_when_orphaned", "identify", "kill_proved"]
+__all__ = ["end_all", "end_descendants", "exit_when_orphaned", "identify", "kill_proved", "signal_catchers"]
 
 _ORPHAN_LOOK_S = 1.0
 
@@ -62,6 +62,31 @@ def kill_proved(processes: Iterable[ProcessId], *, timeout_s: float) -> list[Pro
     finally:
         for handle in handles.values():
             os.close(handle)
+
+
+def signal_catchers(processes: Iterable[ProcessId], number: int) -> list[ProcessId]:
+    """Send signal ``number`` to those of these processes of this node that run and catch it; returns them."""
+    signalled = []
+    for process in processes:
+        handle = _open(process)
+        if handle is None:
+            continue
+        if _catches(process.pid, number):
+            signal.pidfd_send_signal(handle, number)
+            signalled.append(process)
+        os.close(handle)
+    return signalled
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether the process is not stopped and has a handler, by ``/proc/<pid>/status`` (proc(5))."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    status = dict(line.split(":", 1) for line in lines if ":" in line)
+    is_stopped = status["State"].strip()[:1] in ("T", "t", "Z")
+    return not is_stopped and bool(int(status["SigCgt"], 16) >> (number - 1) & 1)
 
 
 def _open(process: ProcessId) -> int | None:

@@ -63,8 +63,8 @@ class _Process:
 class HostProcess(_Process):
     """A :class:`ControlHost`; returns when it has bound."""
 
-    def __init__(self, setup: HostSetup, *, incarnation: int = 0) -> None:
-        super().__init__(_host, setup, incarnation)
+    def __init__(self, setup: HostSetup) -> None:
+        super().__init__(_host, setup)
         assert self.hear() == "up"
 
     def call(self, verb: str, *arguments: Any) -> Any:
@@ -84,8 +84,8 @@ class EndProcess(_Process):
         assert self.hear() == "up"
 
 
-def _host(pipe: Connection, setup: HostSetup, incarnation: int) -> None:
-    host = ControlHost(setup, incarnation=incarnation)
+def _host(pipe: Connection, setup: HostSetup) -> None:
+    host = ControlHost(setup)
     pipe.send("up")
     while True:
         verb, arguments = pipe.recv()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,6 +182,14 @@ class Group:
             return answer
 
         return self.everywhere(group, move), ready.manifest
+
+    def receive_from_nobody(self, group: Membership) -> tuple[ShardId, Future[Answer]]:
+        """The last shard, told to receive what the trainers have ready and do not send."""
+        ready = self.pin(ReadyOrder(group.epoch, 1, 0))
+        assert isinstance(ready, Ready), ready
+        assert ready.manifest is not None
+        order, shard = TransferOrder(group.epoch, 1, ready.manifest, 0), group.shard_ids[-1]
+        return shard, self._threads.submit(self.members[shard].receive, order, self.engines[shard])
 
     @property
     def num_buckets(self) -> int:

@@ -33,9 +33,7 @@ class Heard:
 
 
 class ControlHost(SocketThread):
-    """``incarnation`` counts the coordinators of one run: ends ignore whoever is older than one they have heard.
-
-    Methods are for any thread and do not block. One that follows another orders the abort of what that one had open.
+    """Methods are for any thread and do not block. One that follows another orders the abort of what that one had open.
 
     Raises:
         zmq.ZMQError: the address cannot be bound; the host of before may still be there.
@@ -45,7 +43,6 @@ class ControlHost(SocketThread):
         self,
         setup: HostSetup,
         *,
-        incarnation: int,
         interval_s: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,7 +50,7 @@ class ControlHost(SocketThread):
         self._interval_s = interval_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._order = StandingOrder(incarnation)
+        self._order = StandingOrder(setup.incarnation)
         self._heard: dict[str, Heard] = {}
         self._next_at = clock()
         self._door = Doorkeeper(self._context, setup.ends)

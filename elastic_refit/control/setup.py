@@ -36,12 +36,16 @@ class ChannelAddress:
 
 @dataclass(frozen=True, slots=True)
 class HostSetup:
-    """For the coordinator's process. ``ends``: the public key of every end that is let in, by the end's name."""
+    """For the process of one coordinator. ``ends``: the public key of every end that is let in, by the end's name.
+
+    ``incarnation`` counts the coordinators of one run: ends ignore whoever is older than one they have heard.
+    """
 
     address: ChannelAddress
     public_key: bytes
     secret_key: bytes = field(repr=False)
     ends: Mapping[str, bytes]
+    incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +81,10 @@ class ChannelPlan:
             self._ends[name] = EndSetup(name, self._address, self._public_key, *zmq.curve_keypair())
         return self._ends[name]
 
-    def host(self) -> HostSetup:
+    def host(self, incarnation: int = 0) -> HostSetup:
         """The setup of a host that lets in every end that was asked for so far."""
         keys = {name: end.public_key for name, end in self._ends.items()}
-        return HostSetup(self._address, self._public_key, self._secret_key, keys)
+        return HostSetup(self._address, self._public_key, self._secret_key, keys, incarnation)
 
     def close(self) -> None:
         """Give the ports back. Idempotent."""

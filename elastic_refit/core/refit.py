@@ -3,6 +3,7 @@
 A refit is a sequence of rounds; in each, every member concerned is asked one thing::
 
     PROBE → (PREPARE → JOIN, when the membership changed) → READY → TRANSFER → COMMIT → landed
+       a stall in JOIN, TRANSFER: PING beside it; if that names somebody, it is a failure
        any failure after PROBE:  PING → FENCE → SETTLE → PREPARE → JOIN → READY → TRANSFER → COMMIT
        any end after PROBE:      FENCE whoever is condemned → SETTLE, rolling back → ended
 
@@ -65,8 +66,9 @@ from elastic_refit.core.refit_state import (
     Round,
     RoundTimedOut,
     Running,
+    StallSeen,
 )
-from elastic_refit.core.refit_turn import ATTEMPT, Turn, everybody
+from elastic_refit.core.refit_turn import ATTEMPT, WATCHED, Turn, everybody
 from elastic_refit.core.refit_verdict import (
     Judgement,
     judge,
@@ -95,6 +97,8 @@ def step(state: RefitState, event: Event) -> tuple[RefitState, tuple[Command, ..
             turn.died(event.member, event.why)
         case RoundTimedOut():
             turn.timed_out(event)
+        case StallSeen():
+            turn.stall_seen(event)
         case _:
             assert_never(event)
     return turn.result()
@@ -175,6 +179,8 @@ class _Protocol(Turn):
             self.know(member, fault=failure.sentence, fault_signature=failure.signature)
         else:
             self.know(member, testimony=failure)
+        if op in ATTEMPT:
+            self.resume()
         if self.running.round.op in ATTEMPT:
             self._investigate(member)
         else:
@@ -183,6 +189,7 @@ class _Protocol(Turn):
     def died(self, member: Member, why: str) -> None:
         if member not in self.members or self.is_dead(member):
             return self.ignore(f"the death of {member} is known, or none of this refit's")
+        self.resume()
         current = self.running.round
         self.know(member, died=why)
         if current.op in ATTEMPT:
@@ -195,6 +202,9 @@ class _Protocol(Turn):
         return self.evidence_came()
 
     def timed_out(self, event: RoundTimedOut) -> None:
+        stalled = self.running.stalled
+        if stalled is not None and event.token == stalled.token:
+            self.resume()
         current = self.running.round
         if event.token != current.token:
             return self.ignore(f"the timer of round {event.token} is over")
@@ -204,14 +214,30 @@ class _Protocol(Turn):
             case Op.PROBE:
                 self._probed(event.observer_late_s)
             case Op.PING:
-                for member in current.waiting:
-                    self.know(member, answered_ping=False)
+                self._miss(current.waiting, event)
                 self._weigh(event.observer_late_s, final=True)
             case Op.SETTLE:
                 self._settled(event.observer_late_s)
             case _:
                 self.round_done()
         return None
+
+    def _miss(self, members: Iterable[Member], event: RoundTimedOut) -> None:
+        """They have not answered; a beacon that came by itself is a sign of life too, and says how far one is."""
+        for member in members:
+            self.know(member, answered_ping=False)
+            if member in event.beacons:
+                beacon, age_s = event.beacons[member]
+                self.know(member, beacon=beacon, beacon_age_s=age_s)
+
+    def stall_seen(self, event: StallSeen) -> None:
+        """Ask everybody, and disturb nobody: the attempt goes on, and may end well meanwhile."""
+        current = self.running.round
+        if event.token != current.token or current.op not in WATCHED:
+            return self.ignore(f"round {event.token} is over, or not one in which all wait for each other")
+        self.change(stalled=current)
+        orders = dict.fromkeys(self.members, PingOrder(self.state.epoch))
+        return self.open_round(Op.PING, orders, seconds=self.state.policy.deadlines.ping_s)
 
     # -- before the refit
 
@@ -333,12 +359,22 @@ class _Protocol(Turn):
         if run.round.waiting and not final:
             return None
         judgement = judge(self.state.policy, run, self.group, late_s)
+        if run.stalled is not None:
+            return self._looked(judgement)
         is_complete = run.interrupted is not None and not run.interrupted.waiting
         if not (final or is_complete or judgement.is_only_deaths):
             return None
         if judgement.again_in_s is not None and self.may_ask_again():
             return self.wait(judgement.again_in_s) if judgement.again_in_s > 0 else self._ask()
         return self._act_on(judgement, self._settle)
+
+    def _looked(self, judgement: Judgement) -> None:
+        """A look breaks off the attempt only if it names somebody."""
+        self.resume()
+        if judgement.findings or judgement.named:
+            self._open_incident()
+            self.change(interrupted=self.running.round)
+            self._act_on(judgement, self._settle)
 
     def _act_on(self, judgement: Judgement, go_on: Callable[[], None]) -> None:
         self._condemn(judgement.findings)

@@ -6,13 +6,13 @@ Everything is a frozen value, so that the same protocol runs under Ray, in an ex
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from elastic_refit.core.deadlines import MAX_ASKS, Deadlines
 from elastic_refit.core.events import CommitMode
 from elastic_refit.core.events import Event as LedgerEvent
-from elastic_refit.core.evidence import MemberEvidence
+from elastic_refit.core.evidence import Beacon, MemberEvidence
 from elastic_refit.core.ids import Member, ProcessId, ShardId
 from elastic_refit.core.manifest import Manifest
 from elastic_refit.core.membership import Membership, plan_membership
@@ -37,6 +37,7 @@ __all__ = [
     "Round",
     "RoundTimedOut",
     "Running",
+    "StallSeen",
     "StartTimer",
 ]
 
@@ -110,6 +111,11 @@ class Round:
     answers: Mapping[Member, Answer] = field(default_factory=dict)
     asks: int = 1
 
+    def after(self, member: Member, answer: Answer | None) -> Round:
+        """The round once ``member`` has nothing more to say to it."""
+        answers = self.answers if answer is None else {**self.answers, member: answer}
+        return replace(self, waiting=self.waiting - {member}, answers=answers)
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -137,8 +143,9 @@ class Running:
     """A refit in progress.
 
     ``first_token`` is that of its first round: what carries a lower one belongs to an earlier refit. ``interrupted`` is
-    the round of the attempt that an incident broke off; its answers, while they still come, are evidence. ``evidence``
-    is what is known about each member since the attempt began, ``settled`` what the abort order was answered with.
+    the round of the attempt that an incident broke off; its answers, while they still come, are evidence.
+    ``stalled`` is one that goes on while everybody is asked why nothing moves. ``evidence`` is what is known about each
+    member since the attempt began, ``settled`` what the abort order was answered with.
     ``findings`` are the shards that were condemned. ``ending`` is set once the refit can only be wound up.
     """
 
@@ -147,6 +154,7 @@ class Running:
     round: Round
     first_token: int = 0
     interrupted: Round | None = None
+    stalled: Round | None = None
     membership: Membership | None = None
     is_opened: bool = False
     manifest: Manifest | None = None
@@ -214,13 +222,24 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class RoundTimedOut:
-    """The deadline of round ``token`` passed. ``observer_late_s``: how late the observer's own loop was by then."""
+    """The deadline of round ``token`` passed. ``observer_late_s``: how late the observer's own loop was by then.
+
+    ``beacons``: the last that came by itself of each member, as of now, and how many seconds ago it came.
+    """
 
     token: int
     observer_late_s: float = 0.0
+    beacons: Mapping[Member, tuple[Beacon, float]] = field(default_factory=dict)
 
 
-Event = RefitRequested | Answered | Died | RoundTimedOut
+@dataclass(frozen=True, slots=True)
+class StallSeen:
+    """Nobody has moved for ``stall_s`` in round ``token``. No evidence against anybody: a reason to look."""
+
+    token: int
+
+
+Event = RefitRequested | Answered | Died | RoundTimedOut | StallSeen
 
 # -- commands
 

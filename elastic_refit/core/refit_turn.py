@@ -25,10 +25,13 @@ from elastic_refit.core.refit_state import (
     StartTimer,
 )
 
-__all__ = ["ATTEMPT", "Turn", "everybody"]
+__all__ = ["ATTEMPT", "WATCHED", "Turn", "everybody"]
 
 ATTEMPT = frozenset({Op.PREPARE, Op.JOIN, Op.READY, Op.TRANSFER, Op.COMMIT})
 """Rounds in which a failure opens an incident."""
+
+WATCHED = frozenset({Op.JOIN, Op.TRANSFER})
+"""Rounds in which all wait for each other, so that nobody moves if one does not."""
 
 
 def everybody(fleet: Fleet) -> tuple[Member, ...]:
@@ -103,8 +106,9 @@ class Turn(ABC):
             return f"{op} of a refit before v{run.version}"
         if op is run.round.op and member in run.round.waiting:
             return None
-        if run.interrupted is not None and op is run.interrupted.op and member in run.interrupted.waiting:
-            return None
+        for asked in (run.stalled, run.interrupted):
+            if asked is not None and op is asked.op and member in asked.waiting:
+                return None
         return f"{op} of {member}, who is not waited for, in round {run.round.op}"
 
     def in_order(self, members: Collection[Member]) -> tuple[Member, ...]:
@@ -124,19 +128,26 @@ class Turn(ABC):
 
     # -- rounds
 
-    def open_round(self, op: Op, orders: Mapping[Member, Order]) -> None:
-        """Ask; a question to nobody is answered at once."""
+    def open_round(self, op: Op, orders: Mapping[Member, Order], *, seconds: float | None = None) -> None:
+        """Ask, for as long as the policy says or ``seconds``; a question to nobody is answered at once."""
         token = self._new_round(op, frozenset(orders))
         if not orders:
             self.round_done()
             return
-        self.commands.append(StartTimer(token, op, self.state.policy.round_s(op)))
+        limit_s = self.state.policy.round_s(op) if seconds is None else seconds
+        self.commands.append(StartTimer(token, op, limit_s))
         self.commands.extend(Call(op, self.state.epoch, member, order, token) for member, order in orders.items())
 
     def wait(self, seconds: float) -> None:
         """Ask nobody, and let evidence ripen; whatever comes meanwhile ends it."""
         token = self._new_round(Op.WAIT, frozenset())
         self.commands.append(StartTimer(token, Op.WAIT, min(seconds, self.state.policy.round_s(Op.WAIT))))
+
+    def resume(self) -> None:
+        """Look no longer why nothing moves; the attempt's round, if one seemed stalled, is the present one again."""
+        stalled = self.running.stalled
+        if stalled is not None:
+            self.change(round=stalled, stalled=None)
 
     def may_ask_again(self) -> bool:
         return self.running.round.asks < self.state.policy.max_asks
@@ -150,10 +161,14 @@ class Turn(ABC):
 
     def answer_came(self, op: Op, member: Member, answer: Answer | None) -> None:
         """``member`` has nothing more to say to ``op``; go on if it was the last of its round."""
-        current = self.running.round
-        if op is current.op and member in current.waiting:
-            answers = current.answers if answer is None else {**current.answers, member: answer}
-            self.change(round=replace(current, waiting=current.waiting - {member}, answers=answers))
+        current, stalled = self.running.round, self.running.stalled
+        if stalled is not None and op is stalled.op:
+            self.change(stalled=stalled.after(member, answer))
+            if stalled.waiting == {member}:
+                self.resume()
+                self.round_done()
+        elif op is current.op and member in current.waiting:
+            self.change(round=current.after(member, answer))
             if current.waiting == {member}:
                 self.round_done()
         else:

@@ -48,8 +48,8 @@ class Channel:
         self.setups = [self.plan.end(f"shard[{index}]") for index in range(3)]
         self._opened: list[ControlEnd | ControlHost] = []
 
-    def host(self, incarnation: int = 0) -> ControlHost:
-        host = ControlHost(self.plan.host(), incarnation=incarnation, interval_s=0.02)
+    def host(self) -> ControlHost:
+        host = ControlHost(self.plan.host(), interval_s=0.02)
         self._opened.append(host)
         return host
 
@@ -274,7 +274,7 @@ def test_a_channel_is_on_one_address_of_this_machine(host: str) -> None:
 
 def test_hosts_and_ends_that_come_and_go_leave_no_thread_and_no_file(channel: Channel) -> None:
     def open_and_close() -> None:
-        with closing(ControlHost(channel.plan.host(), incarnation=0)) as host:
+        with closing(ControlHost(channel.plan.host())) as host:
             host.order_abort(1, "now")
             with closing(ControlEnd(channel.setups[0], read_beacon=lambda: Beacon(1), obey=lambda *_: None)):
                 pass

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 import torch
 
-from elastic_refit.core.evidence import Testimony
+from elastic_refit.control.host import ControlHost
+from elastic_refit.control.setup import ChannelPlan
+from elastic_refit.core.evidence import Beacon, Testimony
 from elastic_refit.core.ids import Member, ShardId, TrainerId
 from elastic_refit.core.membership import Membership
 from elastic_refit.core.messages import (
@@ -187,17 +190,36 @@ def test_an_epoch_that_was_aborted_before_the_order_came_is_not_entered(group: G
 
 
 def test_a_settle_frees_whoever_waits_for_a_peer_that_never_comes(group: Group) -> None:
-    membership = group.build(1, [0, 1, 2])
-    ready = group.members[TrainerId(0)].pin(ReadyOrder(1, 1, 0), group.weights, group.packing)
-    assert isinstance(ready, Ready)
-    assert ready.manifest is not None
-    order, shard = TransferOrder(1, 1, ready.manifest, 0), ShardId(membership.shard_ids[-1].index)
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        waiting = thread.submit(group.members[shard].receive, order, group.engines[shard])
-        _wait_until_in_the_collective(group.members[shard])
-        assert group.settle(shard, 1).applied_through == -1
-        assert isinstance(waiting.result(timeout=30), Testimony)
+    shard, waiting = group.receive_from_nobody(group.build(1, [0, 1, 2]))
+    _wait_until_in_the_collective(group.members[shard])
+    assert group.settle(shard, 1).applied_through == -1
+    assert isinstance(waiting.result(timeout=30), Testimony)
     assert group.engines[shard].calls == []
+
+
+def test_a_member_reports_to_the_channel_while_it_works_and_obeys_it(group: Group) -> None:
+    with closing(ChannelPlan()) as plan:
+        ends = {member: plan.end(str(member)) for member in group.members}
+        with closing(ControlHost(plan.host())) as host:
+            for member, end in ends.items():
+                group.members[member].open_channel(end)
+            membership = group.build(1, [0, 1, 2])
+            shard, waiting = group.receive_from_nobody(membership)
+            beacon = wait_until(lambda: _waits_for_bytes(host, str(shard)), timeout_s=30)
+            assert beacon is not None
+            assert (beacon.epoch, beacon.phase, beacon.entered, beacon.completed) == (1, "in_collective", 0, -1)
+            host.order_abort(1, "shard[1] is frozen")
+            answer = waiting.result(timeout=30)
+            assert isinstance(answer, Testimony)
+            assert "shard[1] is frozen" in answer.reason
+            wait_until(lambda: host.heard()[str(shard)].beacon.phase == "aborted", timeout_s=30)
+            late = group.members[TrainerId(0)].pin(ReadyOrder(1, 1, 0), group.weights, group.packing)
+            assert isinstance(late, Testimony), "an order of an epoch that was aborted is not carried out"
+
+
+def _waits_for_bytes(host: ControlHost, name: str) -> Beacon | None:
+    heard = host.heard().get(name)
+    return heard.beacon if heard is not None and heard.beacon.waiting_on == "recv" else None
 
 
 def _wait_until_in_the_collective(participant: RefitParticipant) -> None:

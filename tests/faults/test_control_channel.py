@@ -66,7 +66,7 @@ def rank_of(plan: ChannelPlan, *, counted_from: int = 0) -> Iterator[Rank]:
 @contextmanager
 def ordering(plan: ChannelPlan, *, incarnation: int, epoch: int) -> Iterator[None]:
     """A coordinator that orders one abort, and is killed at the end."""
-    with HostProcess(plan.host(), incarnation=incarnation) as host:
+    with HostProcess(plan.host(incarnation)) as host:
         host.call("order_abort", epoch, f"coordinator {incarnation}")
         yield
 
@@ -111,12 +111,12 @@ def test_a_frozen_host_blocks_no_send_no_deadline_and_no_close_and_hears_on_when
 def test_a_dead_host_blocks_nobody_and_its_successor_is_found_under_the_same_address(plan: ChannelPlan) -> None:
     with rank_of(plan) as rank:
         rank.sends_on()  # nobody is there yet
-        with HostProcess(plan.host(), incarnation=0) as host:
+        with HostProcess(plan.host(0)) as host:
             wait_until(lambda: last(host) > 0, DEADLINE_S)
             host.kill()
             rank.sends_on()
             assert blocked_refit(rank.watchdog) == "no progress for 0.2 s"
-        with HostProcess(plan.host(), incarnation=1) as host:
+        with HostProcess(plan.host(1)) as host:
             host.call("order_abort", 4, "shard[1] is frozen")
             wait_until(lambda: rank.obeyed, DEADLINE_S)
             sent = rank.sent

@@ -36,6 +36,8 @@ def test_a_frozen_shard_is_named_by_its_silence_and_one_that_dies_between_refits
     assert run.exit_code == 0, run.output
     (incident,) = run.result["incidents"]
     assert (incident["names"], incident["rule"], incident["version"]) == (["shard[1]"], 2, 1)
+    testimonies = [each["testimony"] for each in incident["evidence"]]
+    assert testimonies == [None] * 5, "the stall was seen before a rank gave up by itself"
     assert column(run.result, "world_size") == [4, 4, 3]
     assert_adds_up(incident)
     assert_proved(run.result)

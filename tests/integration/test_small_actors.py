@@ -15,6 +15,7 @@ from elastic_refit.actors.bench import _through_the_store
 from elastic_refit.actors.coordinator import RefitCoordinator, RefitReport, coordinator_options
 from elastic_refit.actors.ledger import ledger_actor
 from elastic_refit.config import DeadlinesConfig
+from elastic_refit.control.setup import ChannelPlan
 from elastic_refit.core.ledger_state import LedgerPolicy
 from elastic_refit.core.refit_state import RefitPolicy
 from elastic_refit.errors import Superseded
@@ -42,12 +43,13 @@ def coordinator(ray_cluster: None, tmp_path: Path) -> Iterator[ActorHandle[Recor
     ledger = ledger_actor(tmp_path / "ledger.jsonl", run_id="run", policy=LedgerPolicy())
     remote: Any = ray.remote  # its stubs do not know what a class becomes
     kind = remote(**coordinator_options())(Recording)
-    policy = RefitPolicy(DeadlinesConfig().limits)
-    actor = kind.remote(policy, ledger, ledger_s=WAIT_S, widths=(1,), incident_folder=str(tmp_path))
+    policy, plan = RefitPolicy(DeadlinesConfig().limits), ChannelPlan()
+    actor = kind.remote(policy, ledger, plan.host(), ledger_s=WAIT_S, widths=(1,), incident_folder=str(tmp_path))
     ray.get(actor.watch.remote(str(tmp_path)), timeout=WAIT_S)
     yield actor
     ray.kill(actor)
     ray.kill(ledger)
+    plan.close()
 
 
 def test_a_newer_version_takes_the_place_of_one_that_waits_and_its_caller_is_told(

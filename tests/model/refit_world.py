@@ -50,11 +50,13 @@ from elastic_refit.core.refit_state import (
     RefitPolicy,
     RefitRequested,
     RefitState,
+    Round,
     RoundTimedOut,
     Running,
+    StallSeen,
     StartTimer,
 )
-from elastic_refit.core.refit_turn import ATTEMPT
+from elastic_refit.core.refit_turn import ATTEMPT, WATCHED
 from tests.chains import LIMITS
 
 NUM_BUCKETS = 2
@@ -79,6 +81,8 @@ class Scenario:
     corruptions: int = 0
     cuts: int = 0
     """A link stops: members report that they were aborted, and nobody is to blame."""
+    stalls: int = 0
+    """How often the shell sees nobody move, at any time."""
     num_refits: int = 1
     is_staged: bool = False
     max_recoveries: int = 1
@@ -123,6 +127,7 @@ class Budget(NamedTuple):
     wedges: int
     corruptions: int
     cuts: int
+    stalls: int
     late: int | None
     refits: int
 
@@ -131,6 +136,7 @@ class Seen(NamedTuple):
     """What the commands have said so far, as far as later ones must agree with it."""
 
     token: int = -1
+    attempt_token: int = -1
     epoch: int = 0
     opened: int = 0
     condemned: frozenset[ShardId] = frozenset()
@@ -168,15 +174,8 @@ class Move(NamedTuple):
 
 def begin(scenario: Scenario) -> World:
     ledger = new_ledger(LedgerPolicy())
-    budget = Budget(
-        scenario.crashes,
-        scenario.errors,
-        scenario.wedges,
-        scenario.corruptions,
-        scenario.cuts,
-        scenario.late,
-        scenario.num_refits,
-    )
+    left = {what: getattr(scenario, what) for what in Budget._fields if what != "refits"}
+    budget = Budget(**left, refits=scenario.num_refits)
     world = World(scenario, RefitState(scenario.policy()), ledger, budget, held=(Held(),) * scenario.num_shards)
     for index in range(scenario.num_shards):
         world = record(world, ev.Registered(ShardId(index)))
@@ -208,20 +207,22 @@ def moves(world: World) -> Iterator[Move]:
     late = _not_yet(world)
     for member in run.round.waiting - late:
         yield from _answers(world, run.round.op, member)
-    if run.interrupted is not None:
-        for member in run.interrupted.waiting:
-            yield from _answers(world, run.interrupted.op, member)
+    for asked in (run.stalled, run.interrupted):
+        if asked is not None:
+            for member in asked.waiting - late:
+                yield from _answers(world, asked.op, member)
+    if world.budget.stalls and run.round.op in WATCHED:
+        budget = world.budget._replace(stalls=world.budget.stalls - 1)
+        yield Move("stall", StallSeen(run.round.token), {"budget": budget})
     yield from _losses(world)
     yield from _deadlines(world)
 
 
-def _is_early(world: World) -> bool:
+def _is_early(world: World, asked: Round) -> bool:
     """Somebody would still have answered in time: all of a round of the attempt if nobody in it hangs, else anybody."""
-    current = world.running.round
-    hangs = world.gone | world.wedged if current.op in ATTEMPT else world.gone
-    if current.op is Op.FENCE:
-        return True
-    return not current.waiting & hangs if current.op in ATTEMPT else bool(current.waiting - hangs)
+    if asked.op in ATTEMPT:
+        return not asked.waiting & (world.gone | world.wedged)
+    return asked.op is Op.FENCE or bool(asked.waiting - world.gone)
 
 
 def _not_yet(world: World) -> frozenset[Member]:
@@ -233,14 +234,15 @@ def _not_yet(world: World) -> frozenset[Member]:
 
 
 def _deadlines(world: World) -> Iterator[Move]:
-    run, budget = world.running, world.budget
-    late_s = (0.0, LATE_S) if world.scenario.has_late_observer and run.round.op in ASKED_TWICE else (0.0,)
-    if _is_early(world):
-        if budget.late == 0:
-            return
-        budget = budget._replace(late=budget.late and budget.late - 1)
-    for seconds in late_s:
-        yield Move(f"timer, {seconds:g} s late", RoundTimedOut(run.round.token, seconds), {"budget": budget})
+    for timed in filter(None, (world.running.round, world.running.stalled)):
+        budget = world.budget
+        if _is_early(world, timed):
+            if budget.late == 0:
+                continue
+            budget = budget._replace(late=budget.late and budget.late - 1)
+        late_s = (0.0, LATE_S) if world.scenario.has_late_observer and timed.op in ASKED_TWICE else (0.0,)
+        for seconds in late_s:
+            yield Move(f"{timed.op} over, {seconds:g} s late", RoundTimedOut(timed.token, seconds), {"budget": budget})
 
 
 def _requests(world: World) -> Iterator[Move]:
@@ -288,27 +290,24 @@ def _answers(world: World, op: Op, member: Member) -> Iterator[Move]:
         return
     if member in world.gone:
         return
-    is_interrupted = op is not world.running.round.op
+    interrupted = world.running.interrupted
+    is_interrupted = interrupted is not None and op is interrupted.op is not world.running.round.op
     can_fail = world.scenario.may_fail(member)
     if world.budget.errors and can_fail:
         budget = world.budget._replace(errors=world.budget.errors - 1)
         yield says(Fault("E/1", "E: no"), "error", budget=budget)
     if op in ATTEMPT:
+        may_finish = isinstance(member, ShardId) and op in (Op.TRANSFER, Op.COMMIT)  # well, and make a difference
         is_witness = world.scenario.witnesses is None or member in world.scenario.witnesses
         if is_witness and is_troubled(world):
             yield says(Testimony("aborted", None, "broken"), "aborted")
-        if member in world.wedged or (is_interrupted and not (is_witness and _may_finish(op, member))):
+        if member in world.wedged or (is_interrupted and not (is_witness and may_finish)):
             return
         if world.budget.wedges and can_fail:
             budget = world.budget._replace(wedges=world.budget.wedges - 1)
             yield Move(f"wedge {member}", None, {"wedged": world.wedged | {member}, "budget": budget})
     for answer, label, change in _good_answers(world, op, member):
         yield says(answer, label, **change)
-
-
-def _may_finish(op: Op, member: Member) -> bool:
-    """A call that may come back well though the attempt was broken off, and make a difference."""
-    return isinstance(member, ShardId) and op in (Op.TRANSFER, Op.COMMIT)
 
 
 def is_troubled(world: World) -> bool:
@@ -431,7 +430,8 @@ def _obey(world: World, before: Running | None, command: Command) -> World:
         case Record():
             return _note(record(world, command.event), command.event)
         case StartTimer():
-            return world._replace(seen=world.seen._replace(token=command.token))
+            attempt = command.token if command.op in ATTEMPT else world.seen.attempt_token
+            return world._replace(seen=world.seen._replace(token=command.token, attempt_token=attempt))
         case Call():
             return _called(world, before, command)
         case Finish():
@@ -493,7 +493,9 @@ def _check(world: World, commands: tuple[Command, ...]) -> None:
     if machine.running is None:
         return
     run = world.running
-    assert run.round.token == world.seen.token, "the round has no timer"
+    seen = world.seen
+    assert run.round.token == (seen.attempt_token if run.round.op in ATTEMPT else seen.token), "it has no timer"
+    assert run.stalled is None or (run.round.op is Op.PING and run.stalled.waiting), "a look at what is over"
     assert run.round.waiting or run.round.op in (Op.WAIT, Op.PING), "a round that waits for nobody"
     assert run.recoveries <= machine.policy.max_recoveries
     condemned = {finding.member for finding in run.findings}
@@ -562,6 +564,7 @@ def _machine_key(machine: RefitState) -> tuple[Any, ...]:
         run.version,
         (current.op, current.waiting, len(current.answers), current.asks),
         interrupted and (interrupted.op, interrupted.waiting),
+        run.stalled and (run.stalled.op, run.stalled.waiting, len(run.stalled.answers)),
         run.membership and run.membership.epoch,
         run.fleet.present,
         run.manifest is None,

@@ -13,8 +13,18 @@ import pytest
 from elastic_refit.core.ids import Member, ShardId, TrainerId
 from elastic_refit.core.messages import Fault, Op
 from elastic_refit.core.refit import step
-from elastic_refit.core.refit_state import Answered, Died, Ended, Event, Finish, Ignored, Landed, RoundTimedOut
-from elastic_refit.core.refit_turn import Turn
+from elastic_refit.core.refit_state import (
+    Answered,
+    Died,
+    Ended,
+    Event,
+    Finish,
+    Ignored,
+    Landed,
+    RoundTimedOut,
+    StallSeen,
+)
+from elastic_refit.core.refit_turn import WATCHED, Turn
 from tests.model.refit_world import Move, Scenario, World, after, begin, key, moves
 
 
@@ -99,10 +109,13 @@ def _junk(world: World) -> Iterator[Event]:
     yield Answered(run.round.op, epoch - 1, member, answer, run.round.token)
     yield Answered(run.round.op, epoch, member, answer, run.first_token - 1)
     yield Answered(run.round.op, epoch, ShardId(9), answer, run.round.token)
-    yield RoundTimedOut(run.round.token - 1)
+    yield RoundTimedOut((run.stalled or run.round).token - 1)
+    yield StallSeen(run.round.token - 1)
+    if run.round.op not in WATCHED:
+        yield StallSeen(run.round.token)
     yield Died(ShardId(0, 9), "exit")
     for op in (Op.TRANSFER, Op.SETTLE):
-        if op is not run.round.op and (run.interrupted is None or op is not run.interrupted.op):
+        if op not in [asked.op for asked in (run.round, run.stalled, run.interrupted) if asked is not None]:
             yield Answered(op, epoch, member, answer, run.round.token)
     for dead in world.gone:
         known = run.evidence.get(dead)
@@ -179,6 +192,22 @@ SCENARIOS = {
         Scenario(1, 2, wedges=1, errors=1, has_late_observer=True, victims=only(S0)),
         "landed recovered UnattributedHang",
     ),
+    "nobody moves, for a shard hangs": (
+        Scenario(1, 2, wedges=1, stalls=2, victims=only(S0), witnesses=only(S1), is_in_order=True),
+        "landed recovered UnattributedHang",
+    ),
+    "nobody moves, for anybody errs or crashes": (
+        Scenario(1, 2, crashes=1, errors=1, stalls=1, witnesses=only(), is_in_order=True),
+        "landed recovered TrainerLost",
+    ),
+    "nobody moves, for a link is cut, and the observer is late": (
+        Scenario(1, 2, cuts=1, stalls=2, has_late_observer=True, victims=only(), is_in_order=True),
+        "landed UnattributedHang",
+    ),
+    "nobody moves, and a deadline passes early": (
+        Scenario(1, 2, stalls=1, late=1, victims=only(), witnesses=only(S0), is_in_order=True),
+        f"landed recovered {ENDS_UNNAMED} NoSurvivingShards",
+    ),
     "wrong bytes arrive, and a deadline passes early": (
         Scenario(1, 3, corruptions=2, late=1, victims=only(), witnesses=only(S2), is_in_order=True),
         f"landed recovered {ENDS_UNNAMED} NoSurvivingShards RecoveryBudgetExhausted",
@@ -232,6 +261,12 @@ MISTAKES: dict[str, tuple[str, object, str, str]] = {
         lambda turn: True,
         HANG,
         "there is no end to it",
+    ),
+    "a look breaks off what goes on": (
+        "refit_turn.Turn.resume",
+        lambda turn: None,
+        "nobody moves, for a shard hangs",
+        "a look at what is over",
     ),
     "silence counts whoever is late": (
         "refit_verdict.ON_TIME_SHARE",

@@ -35,6 +35,7 @@ from elastic_refit.core.refit_state import (
     RefitRequested,
     RefitState,
     RoundTimedOut,
+    StallSeen,
 )
 from tests.chains import LIMITS
 from tests.model.refit_world import DIGESTS, MANIFEST, WRONG, Move, Scenario, World, after, begin, moves
@@ -56,6 +57,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         wedges=draw(few),
         corruptions=draw(st.integers(0, 4)),
         cuts=draw(st.integers(0, 1)),
+        stalls=draw(few),
         num_refits=draw(st.integers(1, 3)),
         max_recoveries=draw(st.integers(0, 3)),
         min_healthy=draw(st.integers(0, 2)),
@@ -120,6 +122,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(Answered, st.sampled_from(Op), EPOCHS, MEMBERS, ANSWERS, TOKENS),
     st.builds(Died, MEMBERS, st.just("exit")),
     st.builds(RoundTimedOut, st.integers(-1, 12), st.sampled_from([0.0, LIMITS.ping_s])),
+    st.builds(StallSeen, st.integers(-1, 12)),
     st.builds(
         RefitRequested,
         st.integers(1, 3),
@@ -176,8 +179,10 @@ def test_step_takes_any_event_in_any_phase(story: list[tuple[int, Event]], rando
 
 
 def _aimed(odd: Event, state: RefitState) -> tuple[Event, ...]:
-    """The same answer, from somebody who is asked just now, to what is asked."""
+    """The same answer, from somebody who is asked just now, to what is asked; or the same stall, of this round."""
     run = state.running
+    if run is not None and isinstance(odd, StallSeen):
+        return (StallSeen(run.round.token),)
     if run is None or not isinstance(odd, Answered) or not run.round.waiting:
         return ()
     return (Answered(run.round.op, state.epoch, min(run.round.waiting, key=str), odd.answer, run.round.token),)

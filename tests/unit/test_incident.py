@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_refit.core.ids import ShardId
+from elastic_refit.core.evidence import MemberEvidence
+from elastic_refit.core.ids import Member, ShardId
 from elastic_refit.core.messages import Op
 from elastic_refit.core.refit_state import Ended, Fleet, Round, Running
 from elastic_refit.core.verdict import Finding
@@ -50,6 +51,33 @@ def test_detection_is_counted_from_the_strike_where_the_fault_was_made_on_purpos
     clock = IncidentClock(last_progress=98.5, struck=99.75)
     clock.observe(QUIET, _in_round(Op.PING), 100.0)
     assert clock.close()["detect"] == pytest.approx(0.25)
+
+
+def _looking(at: Op) -> Running:
+    return replace(QUIET, round=Round(Op.PING, 8, frozenset()), stalled=Round(at, 7, frozenset()))
+
+
+def test_an_incident_that_a_look_revealed_began_with_the_look() -> None:
+    clock = IncidentClock(struck=95.0)
+    look = _looking(Op.TRANSFER)
+    known: dict[Member, MemberEvidence] = {ShardId(0): MemberEvidence(ShardId(0), 1, answered_ping=False)}
+    clock.observe(QUIET, look, 98.0)
+    clock.observe(look, look, 99.0)
+    clock.observe(look, replace(_in_round(Op.FENCE), evidence=known), 100.0)
+    clock.observe(_in_round(Op.FENCE), None, 101.0)
+    seconds = clock.close()
+    assert (seconds["detect"], seconds["attribute"], seconds["fence"]) == (3.0, 2.0, 1.0)
+    assert (clock.phase, clock.evidence) == ("transfer", tuple(known.values()))
+
+
+def test_a_look_that_names_nobody_is_no_incident_and_the_next_one_counts_from_itself() -> None:
+    clock, look = IncidentClock(), _looking(Op.JOIN)
+    clock.observe(QUIET, look, 90.0)
+    clock.observe(look, QUIET, 92.0)
+    assert (clock.began, clock.looked) == (None, None)
+    clock.observe(QUIET, _in_round(Op.PING), 100.0)
+    clock.observe(_in_round(Op.PING), None, 101.0)
+    assert clock.close()["attribute"] == 1.0
 
 
 def test_the_record_holds_the_sentence_the_findings_and_a_total_that_adds_up(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ class Chain:
         lane = Lane(self._ranks[rank], is_send=is_send)
         self._watch(lane)
         deadline = time.monotonic() + self._wiring.patience_s if is_send else math.inf
-        self._wiring.open([lane], deadline)
+        self._wiring.open([lane], deadline, guards=guards)
         link = self._wiring.find(lane)
         assert link is not None, "it was opened"
         return Wire(lane, link, self._watch, guards)

@@ -9,6 +9,7 @@ import pytest
 
 from elastic_refit.communicators.rank_processes import RankProcess, content, digest, form_group
 from elastic_refit.errors import CommunicatorAborted, CommunicatorError, PeerLost
+from tests.waiting import wait_until
 
 CHUNK = 64 << 10
 LARGE = 32 << 20
@@ -70,6 +71,18 @@ def test_wherever_a_rank_dies_the_others_do_not_end_well(group: list[RankProcess
             rank.finish()
         errors.append(lost.value)
     assert any(error.peer == victim for error in errors)
+
+
+def test_a_publisher_that_waits_for_its_last_reader_to_come_hears_that_it_never_will(group: list[RankProcess]) -> None:
+    group[1].freeze()
+    others = [group[3], group[4], group[0], group[2]]
+    for rank in others:
+        rank.start("broadcast", LARGE, 3, 1)
+    wait_until(lambda: group[3].aside("status")["waiting_on"] == ("recv", 1), timeout_s=40)
+    group[1].kill()
+    for rank in others:
+        with pytest.raises(PeerLost):
+            rank.finish()
 
 
 @pytest.mark.parametrize("absent", [0, 2, 4])

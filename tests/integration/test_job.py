@@ -25,11 +25,11 @@ _TASKS = 10_000
 def dashboard() -> Iterator[str]:
     """A cluster of its own with a dashboard; gives the dashboard's URL.
 
-    Its agent listens wherever there is room: the port that it takes otherwise may be another cluster's of this machine.
+    It and its agent listen wherever there is room: the usual ports may be another cluster's of this machine.
     """
     from ray.cluster_utils import Cluster
 
-    options = {"num_cpus": 4, "include_dashboard": True, "dashboard_agent_listen_port": 0}
+    options = {"num_cpus": 4, "include_dashboard": True, "dashboard_port": None, "dashboard_agent_listen_port": 0}
     cluster = Cluster(initialize_head=True, head_node_args=options)
     try:
         yield f"http://{cluster.webui_url}"

@@ -37,6 +37,7 @@ def measure(*, size_bytes: int = 256 << 20, **settings: Any) -> dict[str, Any]:
     Starts a Ray of its own, on this machine, and ends it.
     """
     ray.init(
+        address="local",
         num_cpus=1,
         include_dashboard=False,
         log_to_driver=False,

@@ -81,6 +81,7 @@ def _init(config: RunConfig) -> None:
     if port is not None:
         _require_free(port)
     ray.init(
+        address="local",  # without it Ray joins whatever cluster was started on this machine last
         num_cpus=config.ray.num_cpus or _num_cpus(config),
         include_dashboard=True,
         dashboard_port=port,

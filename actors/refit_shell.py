@@ -132,8 +132,7 @@ class RefitShell:
         if call.op in _ATTENDED:
             ref = handle.attend.options(name=name).remote(call.order)
         else:
-            fresh = secrets.token_bytes(32)
-            secret = self._secrets.setdefault(call.epoch, fresh) if call.op is Op.JOIN else b""
+            secret = self._secrets.setdefault(call.epoch, secrets.token_bytes(32)) if call.op is Op.JOIN else b""
             ref = handle.work.options(name=name).remote(call.order, secret)
         self._pending[ref] = _Pending(call.op, call.epoch, call.member)
 

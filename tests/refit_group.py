@@ -15,7 +15,7 @@ from elastic_refit.communicators.tcp import TcpBackend
 from elastic_refit.config import DeadlinesConfig
 from elastic_refit.core.events import CommitMode
 from elastic_refit.core.ids import Member, ShardId, TrainerId
-from elastic_refit.core.manifest import Manifest, TensorSpec, build_manifest
+from elastic_refit.core.manifest import Manifest, build_manifest
 from elastic_refit.core.membership import Membership, plan_membership
 from elastic_refit.core.messages import (
     Answer,
@@ -36,9 +36,8 @@ from elastic_refit.core.messages import (
 )
 from elastic_refit.engines.base import WeightReceiver
 from elastic_refit.participant import RefitParticipant
-from elastic_refit.transports.base import Packing, WeightSource, WeightTransport
+from elastic_refit.transports.base import HeldWeights, Packing, WeightSource, WeightTransport
 from elastic_refit.transports.broadcast import BroadcastTransport
-from elastic_refit.transports.packing import tensor_specs
 from tests.waiting import wait_until
 
 __all__ = ["BUCKET_BYTES", "LIMITS", "Engine", "FailingWeights", "Group", "Weights", "digests_sent"]
@@ -49,18 +48,12 @@ InWorker = Callable[[Callable[[WeightReceiver], Any]], Any]
 BUCKET_BYTES = 4096
 
 
-class Weights(WeightSource):
+class Weights(HeldWeights):
     """Seven tensors of odd sizes, some larger than a bucket; other values for every version."""
 
     def __init__(self, version: int) -> None:
         dice = torch.Generator().manual_seed(version)
-        self.tensors = {f"w{n}": torch.randn(n * 331 + 7, generator=dice) for n in range(7)}
-
-    def specs(self) -> list[TensorSpec]:
-        return tensor_specs(self.tensors.items())
-
-    def materialize(self, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
-        return {name: self.tensors[name] for name in names}
+        super().__init__({f"w{n}": torch.randn(n * 331 + 7, generator=dice) for n in range(7)})
 
 
 class FailingWeights(Weights):

@@ -9,7 +9,7 @@ import ctypes
 import gc
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from elastic_refit.communicators.rank_processes import RankProcess
 from elastic_refit.config import DeadlinesConfig
 from elastic_refit.core.events import CommitMode
 from elastic_refit.core.ids import Member, ShardId, TrainerId
-from elastic_refit.core.manifest import Manifest, TensorSpec
+from elastic_refit.core.manifest import Manifest
 from elastic_refit.core.membership import Membership, plan_membership
 from elastic_refit.core.messages import (
     Answer,
@@ -42,9 +42,8 @@ from elastic_refit.core.messages import (
 )
 from elastic_refit.engines.torch_engine import TorchReceiver
 from elastic_refit.participant import RefitParticipant
-from elastic_refit.transports.base import Packing, WeightSource
+from elastic_refit.transports.base import HeldWeights, Packing, WeightSource
 from elastic_refit.transports.digests import digest_bucket
-from elastic_refit.transports.packing import tensor_specs
 from elastic_refit.transports.registry import build_transport
 
 __all__ = ["Layout", "RefitRanks", "RefitSeat", "RefitTimes"]
@@ -65,19 +64,6 @@ class Layout:
     def tensors(self) -> dict[str, torch.Tensor]:
         rows = self.size_bytes // self.num_tensors // 4
         return {f"w{number}": torch.full((rows,), float(number)) for number in range(self.num_tensors)}
-
-
-class HeldWeights(WeightSource):
-    """Weights that this rank holds whole."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.tensors = dict(tensors)
-
-    def specs(self) -> list[TensorSpec]:
-        return tensor_specs(self.tensors.items())
-
-    def materialize(self, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
-        return {name: self.tensors[name] for name in names}
 
 
 class RefitSeat(BenchSeat):

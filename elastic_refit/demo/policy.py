@@ -6,7 +6,7 @@ mean, so that all ranks hold the same weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,13 +16,11 @@ from torch import nn
 
 from elastic_refit.actors.setup import ParticipantSetup
 from elastic_refit.actors.trainer import TrainerActor
-from elastic_refit.core.manifest import TensorSpec
 from elastic_refit.demo.tiny_model import load_trainer_model
 from elastic_refit.engines.base import Sample
-from elastic_refit.transports.base import WeightSource
-from elastic_refit.transports.packing import tensor_specs
+from elastic_refit.transports.base import HeldWeights, WeightSource
 
-__all__ = ["Gap", "ModuleSource", "PolicyTrainer"]
+__all__ = ["Gap", "PolicyTrainer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +31,6 @@ class Gap:
     """Against the weights that the sampler should hold."""
     previous: float | None
     """Against the version before: the control that must fail. None before there is one."""
-
-
-class ModuleSource(WeightSource):
-    """The parameters of a module that this rank holds whole."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
-
-    def specs(self) -> list[TensorSpec]:
-        return tensor_specs(self._parameters.items())
-
-    def materialize(self, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
-        return {name: self._parameters[name] for name in names}
 
 
 class PolicyTrainer(TrainerActor):
@@ -59,7 +44,7 @@ class PolicyTrainer(TrainerActor):
         self._previous: dict[str, torch.Tensor] | None = None
 
     def weight_source(self) -> WeightSource:
-        return ModuleSource(self._model)
+        return HeldWeights({name: parameter.detach() for name, parameter in self._model.named_parameters()})
 
     def measure(self, samples: Sequence[Sample]) -> Gap:
         """How far the sampler's log-probabilities are from this trainer's, and from those of the version before."""

@@ -19,7 +19,7 @@ from elastic_refit.core.membership import Membership, should_rebuild
 from elastic_refit.core.messages import TransferOrder
 from elastic_refit.errors import StaleEpoch
 from elastic_refit.transports.digests import digest_bucket
-from elastic_refit.transports.packing import BucketUnpacker, pack_bucket
+from elastic_refit.transports.packing import BucketUnpacker, pack_bucket, tensor_specs
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Feed",
     "GroupTransport",
+    "HeldWeights",
     "ManifestKeeper",
     "NamedTensors",
     "OpenUpdate",
@@ -67,6 +68,19 @@ class WeightSource(ABC):
         returned is dropped once it is packed, so a sharded trainer holds little more than one bucket gathered. Called
         from another thread than the trainer's own. It must not wait for ever for a rank that does not come.
         """
+
+
+class HeldWeights(WeightSource):
+    """Weights that this rank holds whole, by their checkpoint names."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.tensors = dict(tensors)
+
+    def specs(self) -> list[TensorSpec]:
+        return tensor_specs(self.tensors.items())
+
+    def materialize(self, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
+        return {name: self.tensors[name] for name in names}
 
 
 @dataclass(frozen=True, slots=True)

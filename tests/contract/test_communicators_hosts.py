@@ -27,13 +27,13 @@ def processes() -> Iterator[list[RankProcess]]:
 @pytest.fixture
 def group(processes: list[RankProcess]) -> Iterator[list[RankProcess]]:
     for number, process in enumerate(processes):
-        if not process.is_alive():
+        if process.is_busy or not process.is_alive():
             processes[number] = RankProcess("tcp", chunk_bytes=CHUNK, use_unix=ON_THIS_HOST[number])
             process.stop()
     form_group(processes)
     yield list(processes)
     for process in processes:
-        while process.is_alive() and process.call("close"):
+        while process.is_alive() and not process.is_busy and process.call("close"):
             pass
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 import torch
 
-from elastic_refit.bench.refit_ranks import HeldWeights, Layout, RefitRanks, RefitSeat
+from elastic_refit.bench.refit_ranks import Layout, RefitRanks, RefitSeat
 from elastic_refit.communicators.base import Communicator
 from elastic_refit.communicators.rank_processes import form_group
 from elastic_refit.core.events import CommitMode
 from elastic_refit.core.ids import Member, ShardId, TrainerId
 from elastic_refit.core.manifest import TensorSpec
-from elastic_refit.transports.base import Packing, WeightSource
+from elastic_refit.transports.base import HeldWeights, Packing, WeightSource
 from elastic_refit.transports.packing import byte_view, tensor_specs
 
 MB = 1 << 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,10 +11,9 @@ from hypothesis import strategies as st
 
 from elastic_refit.core.events import CommitMode
 from elastic_refit.core.ids import Member, ShardId
-from elastic_refit.core.manifest import ALIGNMENT_BYTES, TensorSpec
+from elastic_refit.core.manifest import ALIGNMENT_BYTES
 from elastic_refit.core.messages import Committed, Fault, Received
-from elastic_refit.transports.base import Packing, WeightSource
-from elastic_refit.transports.packing import tensor_specs
+from elastic_refit.transports.base import HeldWeights, Packing
 from tests.property.test_packing_properties import DTYPES
 from tests.refit_group import Group, digests_sent
 
@@ -51,23 +49,17 @@ cases = st.builds(
 )
 
 
-class RandomModel(WeightSource):
+class RandomModel(HeldWeights):
     """Random bytes as tensors of every dtype: strided, transposed, expanded, empty, scalar, tied to each other."""
 
     def __init__(self, case: Case) -> None:
         dice = random.Random(case.seed)
         noise = torch.Generator().manual_seed(case.seed)
-        self.tensors: dict[str, torch.Tensor] = {"first": torch.arange(8, dtype=torch.uint8)}
+        super().__init__({"first": torch.arange(8, dtype=torch.uint8)})
         for number in range(1, case.num_tensors):
             is_tied = dice.random() < 0.1
             tensor = dice.choice(list(self.tensors.values())) if is_tied else _tensor(dice, noise)
             self.tensors[f"layer.{number}"] = tensor
-
-    def specs(self) -> list[TensorSpec]:
-        return tensor_specs(self.tensors.items())
-
-    def materialize(self, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
-        return {name: self.tensors[name] for name in names}
 
 
 def _tensor(dice: random.Random, noise: torch.Generator) -> torch.Tensor:

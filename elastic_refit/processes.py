@@ -18,7 +18,15 @@ import psutil
 
 from elastic_refit.core.ids import ProcessId
 
-__all__ = ["end_all", "end_descendants", "exit_when_orphaned", "identify", "kill_proved", "signal_catchers"]
+__all__ = [
+    "end_all",
+    "end_descendants",
+    "exit_when_orphaned",
+    "identify",
+    "kill_proved",
+    "signal_catchers",
+    "signal_processes",
+]
 
 _ORPHAN_LOOK_S = 1.0
 
@@ -62,6 +70,18 @@ def kill_proved(processes: Iterable[ProcessId], *, timeout_s: float) -> list[Pro
     finally:
         for handle in handles.values():
             os.close(handle)
+
+
+def signal_processes(processes: Iterable[ProcessId], number: int) -> list[ProcessId]:
+    """Send signal ``number`` to these processes of this node, in their order; returns those that were there."""
+    signalled = []
+    for process in processes:
+        handle = _open(process)
+        if handle is not None:
+            signal.pidfd_send_signal(handle, number)
+            signalled.append(process)
+            os.close(handle)
+    return signalled
 
 
 def signal_catchers(processes: Iterable[ProcessId], number: int) -> list[ProcessId]:

@@ -1,9 +1,10 @@
-"""Waiting for actors to come up: their processes, or in one sentence why they did not."""
+"""Waiting for actors: to come up, or in one sentence why they did not; and for a call, while something else is done."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -13,9 +14,11 @@ from elastic_refit.core.ids import Member, ProcessId, TrainerId
 from elastic_refit.core.messages import PingOrder
 from elastic_refit.errors import ShardDied, TrainerLost
 
-__all__ = ["OnReady", "wait_until_up"]
+__all__ = ["OnReady", "wait_for", "wait_until_up"]
 
 OnReady = Callable[[Member], None]
+
+_LOOK_S = 0.1
 
 
 def wait_until_up(
@@ -56,3 +59,16 @@ def _came_up(member: Member, answer: ray.ObjectRef) -> tuple[ProcessId, ...]:
 def _construction_error(error: ActorDiedError) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else "its process ended"
+
+
+def wait_for(task: ray.ObjectRef, limit_s: float, while_waiting: Callable[[], None] | None) -> Any:
+    """The answer of ``task``, of whatever type; ``while_waiting`` is called every tenth of a second until it comes.
+
+    Raises:
+        GetTimeoutError: it did not come within ``limit_s``.
+    """
+    deadline = time.monotonic() + limit_s
+    if while_waiting is not None:
+        while not ray.wait([task], timeout=_LOOK_S)[0] and time.monotonic() < deadline:
+            while_waiting()
+    return ray.get(task, timeout=max(0.0, deadline - time.monotonic()))

@@ -79,6 +79,11 @@ class Fleet:
             members.update(group.items())
         return members
 
+    @property
+    def ports(self) -> tuple[int, int]:
+        """Where the control channel listens, until ``close``."""
+        return self._channel.address.beacon_port, self._channel.address.order_port
+
     def wait_until_loaded(self, *, timeout_s: float, on_ready: OnReady | None = None) -> None:
         """Return when every member has loaded; then the ledger knows them and the sentinels watch them.
 

@@ -45,7 +45,7 @@ class Shape:
     max_recoveries: int
     gathering: bool
 
-    def config(self, *, model_bytes: int, num_cpus: int | None) -> RunConfig:
+    def config(self, *, model_bytes: int) -> RunConfig:
         """The run of such a fleet. The deadlines are as short as a busy machine of two cores lets them be."""
         bucket_bytes = self.bucket_bytes or -(-model_bytes // NUM_BUCKETS // 16) * 16
         options: dict[str, Any] = _VLLM if self.engine == "vllm" else {"plain": True}
@@ -65,7 +65,7 @@ class Shape:
             deadlines=lab_deadlines(),
             ledger=LedgerConfig(restart_budget=_ENDLESS, dead_after_requests=_ENDLESS),
             engine=EngineConfig(kind=self.engine, options=options),
-            ray=RayConfig(num_cpus=num_cpus, cpus_per_trainer=0.01, cpus_per_shard=0.01),
+            ray=RayConfig(cpus_per_trainer=0.01, cpus_per_shard=0.01),
             chaos=ChaosConfig(enabled=True),
         )
 

@@ -77,9 +77,7 @@ class RefitCoordinator:
         self._turns = Turns()
 
     @ray.method(concurrency_group="control")
-    def enlist(
-        self, members: Mapping[Member, ray.actor.ActorHandle], ends: Mapping[str, bytes] | None = None
-    ) -> None:
+    def enlist(self, members: Mapping[Member, ray.actor.ActorHandle], ends: Mapping[str, bytes] | None = None) -> None:
         """These may be called from the next refit on, instead of who sat in their seats. Returns once the actor is up.
 
         ``ends``: the public keys of those whom the control channel does not know yet, by their names.

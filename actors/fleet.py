@@ -112,7 +112,7 @@ class Fleet:
             self._require_gone(lost)
             if refused := self.ledger.record(*map(Restarting, successors)).rejected:
                 raise ShardError(f"the ledger does not let them be replaced: {refused[0].reason}")
-            self.processes.update(wait_until_up(made, timeout_s=timeout_s))
+            self.processes.update(wait_until_up({**made}, timeout_s=timeout_s))
             self._introduce(made)
         except ElasticRefitError as error:
             for handle in made.values():
@@ -177,7 +177,8 @@ class Fleet:
         except (GetTimeoutError, RayActorError) as error:
             raise CoordinatorLost(f"the coordinator is gone or silent: {error}") from None
         seats = {shard.index for shard in made}
-        self.shards = {shard: handle for shard, handle in self.shards.items() if shard.index not in seats} | made
+        self.shards = {shard: handle for shard, handle in self.shards.items() if shard.index not in seats}
+        self.shards.update(made)
         if self._supervisor is not None:
             self._supervisor.watch(made)
 

@@ -123,7 +123,8 @@ class _Attention(nn.Module):
         return out
 
     def _split(self, projected: torch.Tensor, heads: int) -> torch.Tensor:
-        return projected.unflatten(-1, (heads, self._head_dim)).transpose(1, 2)
+        split: torch.Tensor = projected.unflatten(-1, (heads, self._head_dim)).transpose(1, 2)
+        return split
 
 
 class _Mlp(nn.Module):

@@ -1,4 +1,4 @@
-"""What is looked at once a cell's refits are over: the ledger, the processes of the condemned, and every living shard."""
+"""What is looked at after a cell's refits: the ledger, the processes of the condemned, and every shard that lives."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError
 
+from elastic_refit.chaos import Fault, FaultKind
 from elastic_refit.config import Count, Section
 from elastic_refit.config_source import describe, read_mapping
 from elastic_refit.core.events import CommitMode
@@ -23,23 +24,7 @@ from elastic_refit.errors import ConfigError
 
 __all__ = ["STATES", "Actor", "Blow", "Cell", "FaultName", "Outcome", "choose_cells", "load_cells"]
 
-FaultName = Literal[
-    "none",
-    "kill",
-    "freeze",
-    "wedge",
-    "gil",
-    "raise",
-    "slow",
-    "partition",
-    "control_partition",
-    "corrupt",
-    "corrupt_link",
-    "abort_stuck",
-    "engine_kill",
-    "engine_freeze",
-    "worker_kill",
-]
+FaultName = FaultKind | Literal["none"]
 State = Literal["HEALTHY", "SUSPECT", "STALE", "DEAD", "RESTARTING", "RETIRED"]
 Outcome = Literal["continues", "recovers", "ends"]
 Actor = Literal["ledger", "coordinator"]
@@ -54,7 +39,7 @@ class SecondFault(Section):
     victim: Index | None = None
     trainer_victim: Index | None = None
     actor: Actor | None = None
-    fault: FaultName
+    fault: FaultKind
     phase: str
 
 
@@ -79,10 +64,10 @@ class Cell(Section):
 
     cold: bool = False
     """No refit before the faulted one: the group is not built yet."""
-    setup: list[str] = []
+    setup: list[str] = Field(default_factory=list)
     state: State = "HEALTHY"
     """What the ledger thinks of the victim when the faulted refit is asked for."""
-    suspects: list[Index] = []
+    suspects: list[Index] = Field(default_factory=list)
     """Shards whose requests had failed before."""
 
     fault: FaultName
@@ -109,7 +94,7 @@ class Cell(Section):
     outcome: Outcome
     names: list[Index] | None = None
     """Exactly the shards that the verdict names."""
-    collateral: list[Index] = []
+    collateral: list[Index] = Field(default_factory=list)
     """Shards that are condemned for how they took the recovery."""
     rule: int | list[int] | None = None
     error: str | None = None
@@ -140,8 +125,8 @@ class Cell(Section):
         if self.fault == "none" or self.phase is None:
             return ()
         own = [Blow(self.fault, self.phase, target) for target in self._targets()]
-        seconds = [(second, is_then) for second, is_then in ((self.also, False), (self.then, True)) if second]
-        return (*own, *(Blow(each.fault, each.phase, _target(each), is_then=is_then) for each, is_then in seconds))
+        more = [(second, is_then) for second, is_then in ((self.also, False), (self.then, True)) if second is not None]
+        return (*own, *(Blow(each.fault, each.phase, _target(each), is_then=is_then) for each, is_then in more))
 
     def _targets(self) -> list[Member | Actor]:
         if self.actor is not None:
@@ -165,6 +150,31 @@ class Blow:
     target: Member | Actor
     is_then: bool = False
 
+    def fault_against(
+        self,
+        victim: Member | Actor,
+        *,
+        version: int,
+        peer: Member | None = None,
+        seconds: float | None = None,
+        times: int = 1,
+    ) -> Fault:
+        """The fault to arm, in the refit of ``version``; ``peer`` and ``seconds`` where the kind of fault needs them.
+
+        Raises:
+            ConfigError: there is no such fault in such a phase.
+        """
+        assert self.fault != "none", "a cell without a fault has no blows"
+        return Fault(
+            self.fault,
+            victim,
+            version,
+            self.phase,
+            peer=peer if self.fault == "partition" else None,
+            seconds=seconds if self.fault == "slow" else None,
+            times=times,
+        )
+
 
 def _target(second: SecondFault) -> Member | Actor:
     if second.actor is not None:
@@ -173,7 +183,7 @@ def _target(second: SecondFault) -> Member | Actor:
 
 
 class _File(Section):
-    defaults: dict[str, Any] = {}
+    defaults: dict[str, Any] = Field(default_factory=dict)
     cells: list[dict[str, Any]]
 
 

@@ -23,7 +23,9 @@ MAX_GAP = 1e-3
 MIN_GAP_PREVIOUS = 1e-2
 """The control: the same comparison with the version before must fail, or it would prove nothing."""
 
-_CONDEMN_NOBODY = ("UnattributedHang", "RefitRejected", "DigestMismatch", "TrainerLost", "LedgerLost", "CoordinatorLost")
+_CONDEMN_NOBODY = frozenset(
+    {"UnattributedHang", "RefitRejected", "DigestMismatch", "TrainerLost", "LedgerLost", "CoordinatorLost"}
+)
 _GONE = ("DEAD", "RESTARTING", "RETIRED")
 
 Complaints = Iterator[str]
@@ -54,13 +56,15 @@ def _fault_landed(cell: Cell, seen: Observation) -> Complaints:
 
 
 def _is_of(record: FaultRecord, fault: Fault) -> bool:
-    """A phase that names no bucket, or any, is met in every one of them."""
-    mark = (record.fault.kind, record.fault.victim, record.fault.version, record.fault.phase)
-    family = fault.phase.removesuffix("*")
-    in_phase = record.phase == fault.phase or (
-        fault.phase != family and record.phase.startswith(family) or fault.phase == "retry" and "bucket" in record.phase
-    )
-    return mark == (fault.kind, fault.victim, fault.version, fault.phase) and in_phase
+    struck = record.fault
+    same = (struck.kind, struck.victim, struck.version, struck.phase)
+    return same == (fault.kind, fault.victim, fault.version, fault.phase) and _is_in(record.phase, fault)
+
+
+def _is_in(phase: str, fault: Fault) -> bool:
+    """Whether it is the phase of ``fault``, which may leave the bucket open."""
+    is_open = fault.phase in ("retry", f"{fault.family}:*")
+    return phase == fault.phase or (is_open and phase.partition(":")[0] == fault.family)
 
 
 # -- the verdict
@@ -90,9 +94,9 @@ def _names(cell: Cell, seen: Observation) -> Complaints:
 
 
 def _trainer_named(cell: Cell, seen: Observation) -> Complaints:
-    if cell.trainer_victim is not None and cell.error == "TrainerLost":
-        if f"trainer[{cell.trainer_victim}]" not in str(seen.error):
-            yield f"the error does not name trainer {cell.trainer_victim}: {seen.error}"
+    trainer = f"trainer[{cell.trainer_victim}]"
+    if cell.trainer_victim is not None and cell.error == "TrainerLost" and trainer not in str(seen.error):
+        yield f"the error does not name {trainer}: {seen.error}"
 
 
 def _rule(cell: Cell, seen: Observation) -> Complaints:

@@ -63,7 +63,7 @@ def draw_grid(cells: Sequence[CellResult], path: Path) -> None:
     matplotlib = _matplotlib()
     figure = matplotlib.figure.Figure(figsize=(10, 4.8), layout="constrained")
     axes = figure.subplots()
-    found, rows = tally(cells), [state for state in STATES]
+    found, rows = tally(cells), list(STATES)
     for y, state in enumerate(rows):
         for x, outcome in enumerate(OUTCOMES):
             _draw_field(axes, found.get((state, outcome), []), x=x, y=y)

@@ -21,6 +21,7 @@ from elastic_refit.actors.fleet import Fleet
 from elastic_refit.actors.sabotage import thaw
 from elastic_refit.core.events import ActorDied, RequestFailed, RequestSucceeded, RestartFailed, Restarting, Retired
 from elastic_refit.core.ids import Member, ProcessId, ShardId
+from elastic_refit.core.ledger_queries import record_of
 from elastic_refit.core.ledger_state import LedgerState
 from elastic_refit.core.ledger_table import ShardState
 from elastic_refit.demo.tiny_model import make_tiny_model
@@ -201,7 +202,7 @@ class Lab:
             case _:
                 pass
         self._suspect(cell.suspects)
-        found = {record.id.index: record.state.name for record in self.state().shards.values()}[cell.victim]
+        found = self._state_of(victim).name
         if found != cell.state and not cell.cold:
             raise LabUnclean(f"{victim} is {found} and the cell wants it {cell.state}")
 
@@ -214,11 +215,16 @@ class Lab:
         """The shard's processes are gone, and the ledger knows."""
         kill_proved(self.processes(shard), timeout_s=_GONE_S)
         deadline = time.monotonic() + _GONE_S
-        while self.state().shards[shard.index].state is not ShardState.DEAD:
+        while self._state_of(shard) is not ShardState.DEAD:
             if time.monotonic() > deadline:
                 self.fleet.ledger.record(ActorDied(shard, "its processes were ended"))
             time.sleep(_LOOK_S)
         self._is_built = False
+
+    def _state_of(self, shard: ShardId) -> ShardState:
+        record = record_of(self.state(), shard.index)
+        assert record is not None, "every seat of a fleet is known to its ledger"
+        return record.state
 
     def _own_processes(self, members: Sequence[Member]) -> set[ProcessId]:
         return {process for member in members for process in self.fleet.processes.get(member, ())}
@@ -235,5 +241,7 @@ def _make_model(shape: Shape, folder: Path) -> int:
 
 
 def _listening(ports: Sequence[int]) -> list[int]:
-    found = {each.laddr.port for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    found = {
+        each.laddr[1] for each in psutil.net_connections("tcp") if each.laddr and each.status == psutil.CONN_LISTEN
+    }
     return sorted(found & set(ports))

@@ -18,7 +18,7 @@ from elastic_refit.errors import ConfigError
 from elastic_refit.matrix.cells import Cell
 from elastic_refit.matrix.display import Display
 from elastic_refit.matrix.grid import draw_grid, require_drawable
-from elastic_refit.matrix.results import MatrixResult, not_run
+from elastic_refit.matrix.results import CellResult, MatrixResult, not_run
 from elastic_refit.matrix.running import Watcher, run_cells
 from elastic_refit.matrix.shape import lab_deadlines
 from elastic_refit.matrix.validation import check_cells, why_not_run
@@ -53,7 +53,12 @@ def run_matrix(cells: Sequence[Cell], asked: Asked, console: Console) -> int:
         require_engine(engine)
     result = MatrixResult(seed=asked.seed, stall_s=lab_deadlines().stall_s)
     with Display(console, len(cells)) as display:
-        watcher = Watcher(display.began, lambda done: (result.cells.append(done), display.ended(done))[1])
+
+        def ended(done: CellResult) -> None:
+            result.cells.append(done)
+            display.ended(done)
+
+        watcher = Watcher(display.began, ended)
         for cell in cells:
             if cell.id in why:
                 watcher.ended(not_run(cell, why[cell.id]))
@@ -109,6 +114,6 @@ def _conclude(result: MatrixResult, asked: Asked, display: Display) -> int:
         result.write(asked.json_path)
     if asked.grid_path is not None:
         draw_grid(result.cells, asked.grid_path)
-    counts = ", ".join(f"{result.count(status)} {status.replace('_', ' ')}" for status in ("passed", "failed", "not_run"))
+    counts = f"{result.count('passed')} passed, {result.count('failed')} failed, {result.count('not_run')} not run"
     display.say(f"{'ok' if result.ok else 'NOT ok'}: {counts}")
     return 0 if result.ok else 1

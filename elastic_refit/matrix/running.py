@@ -87,7 +87,7 @@ def _ruins_the_fleet(cell: Cell) -> int:
     """
     if cell.state == "RETIRED" or cell.error in _ENDS_THE_FLEET or cell.actor is not None:
         return 2
-    return int(cell.cold or cell.also is not None and cell.also.actor is not None)
+    return int(cell.cold or (cell.also is not None and cell.also.actor is not None))
 
 
 def _work(
@@ -121,7 +121,7 @@ class _Bench:
             seen = observe(cell, lab)
             wrong = judge(cell, seen)
             result = _result(cell, seen, wrong, time.monotonic() - began_s)
-        except Exception as error:  # noqa: BLE001 - whatever stops a cell is why it did not pass
+        except Exception as error:
             logger.warning("cell_broke", exc_info=True)
             why = f"it could not be carried out: {type(error).__name__}: {error}"
             seconds = {"cell": time.monotonic() - began_s}

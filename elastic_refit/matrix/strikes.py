@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from elastic_refit.chaos import Fault
 from elastic_refit.core.deadlines import Deadlines
-from elastic_refit.core.ids import Member, ShardId
+from elastic_refit.core.ids import ShardId
 from elastic_refit.matrix.cells import Blow, Cell
 from elastic_refit.matrix.lab import Lab
 
@@ -39,27 +39,20 @@ def plan_faults(cell: Cell, lab: Lab, version: int) -> tuple[Fault, ...]:
 
 
 def _fault(cell: Cell, lab: Lab, version: int, blow: Blow) -> Fault:
-    victim: Member | str = lab.shard(blow.target.index) if isinstance(blow.target, ShardId) else blow.target
-    is_own = not blow.is_then and blow.fault == cell.fault
-    return Fault(
-        blow.fault,
-        victim,
-        version,
-        blow.phase,
-        rank_in_shard=cell.rank_in_shard if is_own and "rank_in_shard" in cell.model_fields_set else None,
-        peer=lab.shard(cell.between[1]) if blow.fault == "partition" and cell.between else None,
-        **_slowness(blow, lab.limits),
-    )
+    victim = lab.shard(blow.target.index) if isinstance(blow.target, ShardId) else blow.target
+    peer = lab.shard(cell.between[1]) if cell.between is not None else None
+    seconds, times = _slowness(blow, lab.limits)
+    fault = blow.fault_against(victim, version=version, peer=peer, seconds=seconds, times=times)
+    if "rank_in_shard" in cell.model_fields_set and victim == lab.shard(cell.victim):
+        fault = replace(fault, rank_in_shard=cell.rank_in_shard)
+    return fault
 
 
-def _slowness(blow: Blow, limits: Deadlines) -> dict[str, float | int]:
-    """Slow enough to look like a stall in all, and never for as long as its phase allows."""
-    if blow.fault != "slow":
-        return {}
-    if blow.phase == "packing":
-        return {"seconds": 0.8 * limits.pack_s, "times": 1}
-    each_s = 0.25 * limits.stall_s
-    return {"seconds": each_s, "times": 1 if blow.phase.endswith("*") else _SLOW_TIMES}
+def _slowness(blow: Blow, limits: Deadlines) -> tuple[float, int]:
+    """Delays, and how many: in all more than it takes to look like a stall, and each within what its phase allows."""
+    if blow.fault != "slow" or blow.phase.endswith("*"):
+        return 0.25 * limits.stall_s, 1
+    return (0.8 * limits.pack_s, 1) if blow.phase == "packing" else (0.25 * limits.stall_s, _SLOW_TIMES)
 
 
 def _struck_by(striker: ShardId, fault: Fault, lab: Lab) -> Fault:
@@ -71,5 +64,3 @@ def _struck_by(striker: ShardId, fault: Fault, lab: Lab) -> Fault:
 def _others_first(faults: Sequence[Fault], last: ShardId) -> list[Fault]:
     """Whoever is to be killed or frozen itself cannot go on to the next."""
     return sorted(faults, key=lambda fault: fault.victim == last)
-
-

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import ray
+
 from elastic_refit.actors.sabotage import thaw
 from elastic_refit.chaos import Fault
-from elastic_refit.core.ids import ShardId
 from elastic_refit.errors import ElasticRefitError
 from elastic_refit.matrix.aftermath import look_at_ledger, look_at_processes, look_at_shards
 from elastic_refit.matrix.cells import Cell
@@ -70,10 +71,8 @@ class _Trial:
                 self.seen.incidents.append(report.incident)
 
     def _strike_idle(self) -> None:
-        import ray
-
         for fault in self.planned:
-            if fault.phase == "idle" and isinstance(fault.striker, ShardId):
+            if fault.phase == "idle":
                 handle = self.lab.fleet.members[fault.striker]
                 ray.wait([handle.idle.remote(fault.version)], timeout=_IDLE_S if fault.kind == "kill" else 1.0)
 

@@ -5,33 +5,19 @@ What must never happen here: a cell that is impossible and runs, or one that is 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 
 from elastic_refit import errors
 from elastic_refit.core.ids import ShardId, TrainerId
 from elastic_refit.errors import ConfigError
 from elastic_refit.matrix.cells import Blow, Cell
+from elastic_refit.matrix.shape import NUM_BUCKETS
 
 __all__ = ["check_cells", "why_not_run"]
 
-_PHASE = re.compile(
-    r"idle|joining:prepare|joining:connect|packing|before|bucket:(\d+|\*)|finalizing|ack|settle|rebuild|retry|loaded"
-)
-_WORK = r"joining:prepare|packing|before|bucket:.*|finalizing|ack|rebuild|retry"
-_PHASES_OF = {
-    "wedge": re.compile(_WORK),
-    "slow": re.compile(_WORK),
-    "raise": re.compile(r"joining:connect|packing|before|bucket:.*|finalizing|ack|retry"),
-    "corrupt": re.compile(r"bucket:.*|retry"),
-    "corrupt_link": re.compile(r"bucket:.*|retry"),
-    "partition": re.compile(r"bucket:.*|retry"),
-    "abort_stuck": re.compile(r"settle"),
-}
 _RECOVERY = ("settle", "rebuild", "retry")
-_REPEATED = ("slow", "corrupt_link", "corrupt", "raise")
+_OF_ENGINES = ("engine_kill", "engine_freeze", "worker_kill")
 _KNOWN_TRANSPORTS = ("broadcast", "reshard", "object_store", "checkpoint")
-_NUM_BUCKETS = 6
 
 Complaint = tuple[str, str]
 """The key, and what is wrong with it."""
@@ -129,44 +115,28 @@ def _faults(cell: Cell) -> Iterator[Complaint]:
     if cell.phase is None:
         yield "phase", "is required: when does the fault strike?"
     for number, blow in enumerate(cell.blows()):
-        key = "phase" if number < len(cell.struck) or number == 0 else "then" if blow.is_then else "also"
-        for what in _blow(cell, blow):
-            yield key, what
+        second = None if number < len(cell.struck) or number == 0 else "then" if blow.is_then else "also"
+        for key, what in _blow(cell, blow):
+            yield (key, what) if second is None else (second, f"({key}) {what}")
 
 
-def _blow(cell: Cell, blow: Blow) -> Iterator[str]:
-    if not _PHASE.fullmatch(blow.phase):
-        yield f"{blow.phase!r} is unknown"
-        return
-    limits = _PHASES_OF.get(blow.fault)
-    if limits is not None and not limits.fullmatch(blow.phase):
-        yield f"{blow.phase!r}: a {blow.fault} cannot strike there"
-    if blow.phase.endswith("*") and blow.fault not in _REPEATED:
-        yield f"{blow.phase!r}: a {blow.fault} strikes once"
-    if cell.bucket_bytes is None and blow.phase.startswith("bucket:") and blow.phase[7:].isdecimal():
-        if int(blow.phase[7:]) >= _NUM_BUCKETS:
-            yield f"{blow.phase!r}: there are {_NUM_BUCKETS} buckets, 0 to {_NUM_BUCKETS - 1}"
-    yield from _target(cell, blow)
-
-
-def _target(cell: Cell, blow: Blow) -> Iterator[str]:
+def _blow(cell: Cell, blow: Blow) -> Iterator[Complaint]:
     target = blow.target
-    if isinstance(target, ShardId):
-        if target.index >= cell.num_shards:
-            yield f"names shard {target.index}; shards are 0 to {cell.num_shards - 1}"
-        if blow.phase == "packing":
-            yield "'packing': only trainers pack"
-    elif isinstance(target, TrainerId):
-        if target.index >= cell.trainers:
-            yield f"names trainer {target.index}; trainers are 0 to {cell.trainers - 1}"
-        if blow.phase in ("finalizing", "loaded"):
-            yield f"{blow.phase!r}: only shards do that"
-    elif blow.fault not in ("kill", "freeze"):
-        yield f"strikes the {target}, which can be killed or frozen"
-    if blow.fault in ("engine_kill", "engine_freeze", "worker_kill") and cell.engine != "vllm":
-        yield f"{blow.fault}: the {cell.engine} engine has no processes of its own"
+    if isinstance(target, ShardId) and target.index >= cell.num_shards:
+        yield "victim", f"is shard {target.index}; shards are 0 to {cell.num_shards - 1}"
+    if isinstance(target, TrainerId) and target.index >= cell.trainers:
+        yield "trainer_victim", f"is {target.index}; trainers are 0 to {cell.trainers - 1}"
+    if blow.fault in _OF_ENGINES and cell.engine != "vllm":
+        yield "fault", f"is {blow.fault}, and the {cell.engine} engine has no processes of its own"
     if blow.is_then and blow.phase not in _RECOVERY:
-        yield f"{blow.phase!r}: a second failure strikes in {', '.join(_RECOVERY)}"
+        yield "phase", f"is {blow.phase!r}; a failure of the recovery strikes in {', '.join(_RECOVERY)}"
+    try:
+        fault = blow.fault_against(blow.target, version=1, peer=ShardId(0), seconds=1.0)
+    except ConfigError as error:
+        yield error.fields.get("field") or "fault", f"cannot be: {error}"
+        return
+    if cell.bucket_bytes is None and (fault.bucket or 0) >= NUM_BUCKETS:
+        yield "phase", f"is {blow.phase!r}; there are {NUM_BUCKETS} buckets, 0 to {NUM_BUCKETS - 1}"
 
 
 def _state(cell: Cell) -> Iterator[Complaint]:

@@ -18,7 +18,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastic_refit.chaos import Fault, FaultRecord, Saboteur
+from elastic_refit.chaos import Fault, FaultRecord, Moment, Saboteur, aim_at_engine
 from elastic_refit.core.ids import Member, ProcessId
 from elastic_refit.errors import ConfigError
 from elastic_refit.processes import identify, signal_processes
@@ -72,7 +72,8 @@ class Sabotaged:
     @ray.method(concurrency_group="control")
     def arm(self, *faults: Fault) -> None:
         """Have these strike too, in this member's process."""
-        self._require_saboteur().arm(*faults)
+        node = ray.get_runtime_context().get_node_id()
+        self._require_saboteur().arm(*(aim_at_engine(fault, self._engine_pids(), node) for fault in faults))
 
     @ray.method(concurrency_group="control")
     def disarm(self) -> None:
@@ -83,7 +84,10 @@ class Sabotaged:
     def idle(self, version: int, phase: str = "idle") -> None:
         """The driver says that no refit is in progress and ``version`` comes next: where such faults strike."""
         if self._saboteur is not None:
-            self._saboteur.reach(version, phase)
+            self._saboteur.reach(Moment(version, phase))
+
+    def _engine_pids(self) -> tuple[int, ...]:
+        return ()
 
     def _require_saboteur(self) -> Saboteur:
         if self._saboteur is None:

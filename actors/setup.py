@@ -48,18 +48,21 @@ class ParticipantSetup:
     def participant(self, *, pids: Sequence[int] = ()) -> tuple[RefitParticipant, Saboteur | None]:
         """The participant of this process; ``pids`` are the member's other processes. And who may strike it."""
         node = ray.get_runtime_context().get_node_id()
-        processes = [identify(pid, node) for pid in sorted({os.getpid(), *pids})]
+        processes = [identify(pid, node) for pid in dict.fromkeys([os.getpid(), *pids])]
         saboteur = None
         if self.fault_log is not None:
             saboteur = Saboteur(self.member, partial(keep_in, self.fault_log), processes=processes)
+        tap = None if saboteur is None else saboteur.tap
         chunk_bytes = min(_CHUNK_BYTES, max(1, self.packing.bucket_bytes // _CHUNKS_PER_BUCKET))
         participant = RefitParticipant(
             self.member,
-            build_transport(self.transport, TcpBackend(self.host, chunk_bytes=chunk_bytes)),
+            build_transport(self.transport, TcpBackend(self.host, chunk_bytes=chunk_bytes, tap=tap)),
             deadlines=self.deadlines,
             processes=processes,
             reach=None if saboteur is None else saboteur.reach,
         )
         participant.leave_stacks(self.stacks_folder)
         participant.open_channel(self.control)
+        if saboteur is not None:
+            saboteur.cut_channel = participant.cut_channel
         return participant, saboteur

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.actor import ActorHandle
@@ -16,21 +16,22 @@ from elastic_refit.errors import ShardDied, TrainerLost
 
 __all__ = ["OnReady", "wait_for", "wait_until_up"]
 
+M = TypeVar("M", bound=Member)
 OnReady = Callable[[Member], None]
 
 _LOOK_S = 0.1
 
 
 def wait_until_up(
-    members: Mapping[Member, ActorHandle], *, timeout_s: float, on_ready: OnReady | None = None
-) -> dict[Member, tuple[ProcessId, ...]]:
+    members: Mapping[M, ActorHandle], *, timeout_s: float, on_ready: OnReady | None = None
+) -> dict[M, tuple[ProcessId, ...]]:
     """Return the processes of every member once all of them have loaded.
 
     Raises:
         ShardDied, TrainerLost: a member did not come up; the message says why.
     """
     asked = {handle.attend.remote(PingOrder(-1)): member for member, handle in members.items()}
-    processes: dict[Member, tuple[ProcessId, ...]] = {}
+    processes: dict[M, tuple[ProcessId, ...]] = {}
     waiting, deadline = list(asked), time.monotonic() + timeout_s
     while waiting:
         ready, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))

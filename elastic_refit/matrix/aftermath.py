@@ -60,8 +60,8 @@ def look_at_processes(seen: Observation, lab: Lab) -> None:
 
 def look_at_shards(seen: Observation, lab: Lab) -> None:
     """Ask every shard that is not absent what it holds, and to sample; have the trainers judge the samples."""
-    gone = {record.id for record in lab.state().shards.values() if record.state in ABSENT}
-    there = {shard: handle for shard, handle in lab.fleet.shards.items() if shard not in gone}
+    gone = {record.id.index for record in lab.state().shards.values() if record.state in ABSENT}
+    there = {shard: handle for shard, handle in lab.fleet.shards.items() if shard.index not in gone}
     holding = {shard: handle.ready.remote() for shard, handle in there.items()}
     sampling = {shard: handle.generate.remote(_PROMPTS, _SAMPLING) for shard, handle in there.items()}
     samples = {shard: taken for shard, call in sampling.items() if (taken := _samples(call))}
@@ -72,8 +72,12 @@ def look_at_shards(seen: Observation, lab: Lab) -> None:
         labels = {sample.weight_version for sample in samples.get(shard, ())}
         if len(labels) > 1:
             raise ShardError(f"{shard} labels the samples of one call {sorted(labels)}")
+        try:
+            holds = ray.get(call, timeout=_ANSWER_S)
+        except RayActorError:
+            continue
         found[shard] = Served(
-            holds=ray.get(call, timeout=_ANSWER_S),
+            holds=holds,
             label=labels.pop() if labels else None,
             gap=None if gap is None else gap.current,
             gap_previous=None if gap is None else gap.previous,
@@ -82,13 +86,15 @@ def look_at_shards(seen: Observation, lab: Lab) -> None:
 
 
 def _samples(call: ray.ObjectRef) -> Sequence[Sample]:
-    """Nothing from a shard that refuses, because it holds no whole version."""
+    """Nothing from a shard that refuses, because it holds no whole version; or from one that has died meanwhile."""
     try:
         samples: list[Sample] = ray.get(call, timeout=_ANSWER_S)
     except RayTaskError as error:
         if isinstance(error.cause, ShardError):
             return ()
         raise
+    except RayActorError:
+        return ()
     return samples
 
 

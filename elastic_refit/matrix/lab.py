@@ -241,7 +241,5 @@ def _make_model(shape: Shape, folder: Path) -> int:
 
 
 def _listening(ports: Sequence[int]) -> list[int]:
-    found = {
-        each.laddr[1] for each in psutil.net_connections("tcp") if each.laddr and each.status == psutil.CONN_LISTEN
-    }
-    return sorted(found & set(ports))
+    listeners = (each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN)
+    return sorted({each.laddr[1] for each in listeners if each.laddr} & set(ports))

@@ -123,7 +123,8 @@ class _Bench:
             result = _result(cell, seen, wrong, time.monotonic() - began_s)
         except Exception as error:
             logger.warning("cell_broke", exc_info=True)
-            why = f"it could not be carried out: {type(error).__name__}: {error}"
+            said = str(error).strip().splitlines() or ["nothing"]
+            why = f"it could not be carried out: {type(error).__name__}: {said[0]}"
             seconds = {"cell": time.monotonic() - began_s}
             result = CellResult(cell.id, "failed", cell.state, cell.fault, seconds=seconds, why=why)
             self.close()

@@ -112,7 +112,8 @@ class Fleet:
             self._require_gone(lost)
             if refused := self.ledger.record(*map(Restarting, successors)).rejected:
                 raise ShardError(f"the ledger does not let them be replaced: {refused[0].reason}")
-            self.processes.update(wait_until_up(made, timeout_s=timeout_s))
+            for shard, processes in wait_until_up(made, timeout_s=timeout_s).items():
+                self.processes[shard] = processes
             self._introduce(made)
         except ElasticRefitError as error:
             for handle in made.values():

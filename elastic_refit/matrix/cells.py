@@ -197,10 +197,8 @@ def load_cells(path: Path) -> list[Cell]:
         file = _File.model_validate(read_mapping(path))
     except ValidationError as failure:
         raise ConfigError(describe(failure, _File, path=path, overrides=())) from None
-    known = set(Cell.model_fields) - {"id"}
     for key in file.defaults:
-        if key not in known:
-            raise ConfigError(f"{path}: defaults: there is no key {key}; {_nearest(key, known)}", key=key)
+        _require_key(f"{path}: defaults", key)
     cells = [_cell(path, number, file.defaults, row) for number, row in enumerate(file.cells, start=1)]
     for name, count in Counter(cell.id for cell in cells).items():
         if count > 1:
@@ -210,12 +208,22 @@ def load_cells(path: Path) -> list[Cell]:
 
 def _cell(path: Path, number: int, defaults: Mapping[str, Any], row: Mapping[str, Any]) -> Cell:
     name = row.get("id", f"number {number}")
+    given = _with_whole_note(row)
+    for key in given:
+        _require_key(f"{path}: cell {name}", key)
     try:
-        return Cell.model_validate({**_applicable(defaults, row), **_with_whole_note(row)})
+        return Cell.model_validate({**_applicable(defaults, row), **given})
     except ValidationError as failure:
         sentence = describe(failure, Cell, path=f"{path}: cell {name}", overrides=())
         key = str(failure.errors(include_url=False)[0]["loc"][0])
         raise ConfigError(sentence.replace("there is no setting", "there is no key"), cell=name, key=key) from None
+
+
+def _require_key(where: str, key: str) -> None:
+    """Before anything else about a row: a key that is misspelt is missed under its right name as well."""
+    known = set(Cell.model_fields)
+    if key not in known:
+        raise ConfigError(f"{where}: there is no key {key}; {_nearest(str(key), known)}", key=key)
 
 
 def _applicable(defaults: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:

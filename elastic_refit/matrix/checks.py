@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from elastic_refit.chaos import Fault, FaultRecord
 from elastic_refit.core.deadlines import MAX_ASKS, Deadlines
-from elastic_refit.core.ids import ShardId, parse_member
+from elastic_refit.core.ids import ShardId
 from elastic_refit.matrix.cells import Cell
 from elastic_refit.matrix.observation import Observation, Served
 
@@ -85,9 +85,7 @@ def _error(cell: Cell, seen: Observation) -> Complaints:
 
 
 def _names(cell: Cell, seen: Observation) -> Complaints:
-    members = [parse_member(name) for name in seen.names]
-    named = sorted({member.index for member in members if isinstance(member, ShardId)})
-    if cell.names is not None and named != sorted({*cell.names, *cell.collateral}):
+    if cell.names is not None and list(seen.shard_names) != sorted({*cell.names, *cell.collateral}):
         yield f"the verdict names {list(seen.names)}, expected shards {cell.names} and collateral {cell.collateral}"
     if cell.names is None and cell.outcome == "continues" and seen.names:
         yield f"the verdict names {list(seen.names)}, and no refit should have failed"

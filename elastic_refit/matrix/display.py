@@ -78,7 +78,7 @@ class Display:
                 result.id,
                 _MARKS[result.status],
                 result.outcome or "",
-                ", ".join(result.names),
+                ", ".join(_named(result)),
                 rules,
                 ", ".join(result.landed_in),
                 "" if recover is None else f"{recover:.2f} s",
@@ -92,8 +92,8 @@ def _told(result: CellResult) -> str:
     if result.why:
         return f"{result.seconds.get('cell', 0):5.1f} s  {result.why}" if result.seconds else result.why
     parts = [f"{result.seconds['cell']:5.1f} s ", result.outcome or ""]
-    if result.names:
-        parts.append(f"{', '.join(result.names)} by rule {', '.join(map(str, result.rule))}")
+    if named := _named(result):
+        parts.append(f"{', '.join(named)} by rule {', '.join(map(str, result.rule))}")
     if result.error is not None:
         parts.append(result.error)
     if "recover" in result.seconds:
@@ -101,3 +101,8 @@ def _told(result: CellResult) -> str:
         if result.refit_multiple is not None:
             parts.append(f"({result.refit_multiple:.0f} refits)")
     return " ".join(parts)
+
+
+def _named(result: CellResult) -> list[str]:
+    trainers, shards = result.trainers, result.names
+    return [*(f"trainer[{index}]" for index in trainers), *(f"shard[{index}]" for index in shards)]

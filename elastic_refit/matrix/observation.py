@@ -8,7 +8,7 @@ from typing import Any
 
 from elastic_refit.chaos import Fault, FaultRecord
 from elastic_refit.core.deadlines import Deadlines
-from elastic_refit.core.ids import ShardId
+from elastic_refit.core.ids import ShardId, TrainerId, parse_member
 from elastic_refit.errors import ElasticRefitError
 from elastic_refit.incident import Incident
 
@@ -86,6 +86,18 @@ class Observation:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for incident in self.incidents for name in incident.names))
+
+    @property
+    def shard_names(self) -> tuple[int, ...]:
+        """Indices of the shards that the verdicts named."""
+        members = map(parse_member, self.names)
+        return tuple(sorted({member.index for member in members if isinstance(member, ShardId)}))
+
+    @property
+    def trainer_names(self) -> tuple[int, ...]:
+        """Indices of the trainers that the verdicts named."""
+        members = map(parse_member, self.names)
+        return tuple(sorted({member.index for member in members if isinstance(member, TrainerId)}))
 
     @property
     def rules(self) -> tuple[int, ...]:

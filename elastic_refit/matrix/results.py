@@ -29,6 +29,7 @@ _LIMIT_S = {"kill": 1.0, "freeze": 1.5}
 class CellResult:
     """One cell. ``outcome``, ``names``, ``rule`` and ``error`` are what was seen, not what the cell asks for.
 
+    ``names`` are indices of shards that the verdict named, ``trainers`` of trainers.
     ``why``: what did not hold, or why it was not run. ``landed_in``: the phases in which its faults struck, by their
     own records. ``seconds``: the incident by stage, ``recover`` from the strike to the landed refit, ``refit`` one
     without a fault on the same fleet, and ``cell`` everything. ``refit_multiple``: ``recover`` in such refits.
@@ -39,7 +40,8 @@ class CellResult:
     state: str
     fault: str = "none"
     outcome: str | None = None
-    names: tuple[str, ...] = ()
+    names: tuple[int, ...] = ()
+    trainers: tuple[int, ...] = ()
     rule: tuple[int, ...] = ()
     error: str | None = None
     sentence: str = ""
@@ -60,6 +62,7 @@ class CellResult:
             "passed": self.passed,
             **data,
             "names": list(self.names),
+            "trainers": list(self.trainers),
             "rule": rule[0] if len(rule) == 1 else list(rule) or None,
             "landed_in": landed[0] if len(landed) == 1 else list(landed) or None,
         }
@@ -125,7 +128,8 @@ def time_to_recover(cells: Sequence[CellResult], *, stall_s: float) -> dict[str,
         if not of_fault:
             continue
         times = sorted(seconds["recover"] for seconds in of_fault)
-        limit_s = constant_s + median(seconds["refit"] for seconds in of_fault) + (stall_s if fault == "freeze" else 0)
+        refit_s = median([seconds["refit"] for seconds in of_fault if "refit" in seconds] or [0.0])
+        limit_s = constant_s + refit_s + (stall_s if fault == "freeze" else 0.0)
         found[fault] = TimeToRecover(len(times), _percentile(times, 0.5), _percentile(times, 0.95), limit_s)
     return found
 

@@ -207,6 +207,12 @@ def _wanted_state(cell: Cell, seen: Observation, index: int) -> tuple[str, ...]:
     return ("SUSPECT",) if index in cell.suspects or (is_victim and cell.state == "SUSPECT") else ("HEALTHY",)
 
 
+def _replayed(cell: Cell, seen: Observation) -> Complaints:
+    is_lost = cell.actor == "ledger" and (cell.fault, cell.phase) == ("kill", "idle")
+    if is_lost and not _known(seen.is_replayed, "the ledger that came back"):
+        yield "the ledger that came back is not the one that was lost"
+
+
 def _refused(cell: Cell, seen: Observation) -> Complaints:
     for event in _known(seen.refused, "what the ledger refused"):
         yield f"the ledger refused what the coordinator told it: {event}"
@@ -301,6 +307,7 @@ CHECKS: tuple[Callable[[Cell, Observation], Complaints], ...] = (
     _deadlines,
     _condemned,
     _states,
+    _replayed,
     _refused,
     _left_serving,
     _weights,

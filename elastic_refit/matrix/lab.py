@@ -140,6 +140,11 @@ class Lab:
     def processes(self, *members: Member) -> tuple[ProcessId, ...]:
         return tuple(process for member in members for process in self.fleet.processes[member])
 
+    def servants(self) -> set[ProcessId]:
+        """The processes of ledger and coordinator that a fault was aimed at."""
+        records = self.fleet.chaos.records()
+        return {each for record in records if isinstance(record.fault.victim, str) for each in record.fault.targets}
+
     def state(self) -> LedgerState:
         return self.fleet.ledger.state()
 

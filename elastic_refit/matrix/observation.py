@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from elastic_refit.chaos import Fault, FaultRecord
 from elastic_refit.core.deadlines import Deadlines
@@ -74,8 +73,8 @@ class Observation:
     """What condemned processes that were left alive on purpose could still do."""
     served: Mapping[ShardId, Served] | None = None
     """By shard that is not absent."""
-    extras: dict[str, Any] = field(default_factory=dict)
-    """What single cells look at beside all this, by the name of the check."""
+    is_replayed: bool | None = None
+    """The ledger that came back is the one that was lost."""
 
     @property
     def outcome(self) -> str:

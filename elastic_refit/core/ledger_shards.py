@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from elastic_refit.core import events as ev
-from elastic_refit.core.ids import ShardId
 from elastic_refit.core.ledger_draft import Draft, Refusal, Step
 from elastic_refit.core.ledger_state import LedgerPolicy, ShardRecord
 from elastic_refit.core.ledger_table import Input, ShardState
@@ -35,17 +34,14 @@ def obey(draft: Draft, event: ev.ShardEvent) -> Refusal | None:
         return _registered(draft, known, event)
     if known is None:
         return Refusal(f"{shard} was never registered", is_illegal=True)
-    if shard.incarnation != known.id.incarnation and not isinstance(event, ev.Restarting):
-        return _of_another(known.id, event)
+    if not isinstance(event, ev.Restarting):
+        if shard.incarnation > known.id.incarnation:
+            return Refusal(f"{shard} is yet to come: {known.id} holds the seat", is_illegal=True)
+        if shard.incarnation < known.id.incarnation:
+            reason = f"{shard} is gone: {known.id} holds the seat"
+            return Refusal(reason, is_illegal=not isinstance(event, _OBSERVATIONS))
     step = _RULES[type(event)](draft, known, event)
     return step if isinstance(step, Refusal) else draft.take(known, step)
-
-
-def _of_another(holder: ShardId, event: ev.ShardEvent) -> Refusal:
-    if event.shard.incarnation > holder.incarnation:
-        return Refusal(f"{event.shard} is yet to come: {holder} holds the seat", is_illegal=True)
-    reason = f"{event.shard} is gone: {holder} holds the seat"
-    return Refusal(reason, is_illegal=not isinstance(event, _OBSERVATIONS))
 
 
 def streak_input(policy: LedgerPolicy, record: ShardRecord) -> Input:

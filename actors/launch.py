@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from elastic_refit.actors.ledger import ledger_actor
 from elastic_refit.actors.setup import ParticipantSetup
 from elastic_refit.actors.trainer import TrainerActor, trainer_options
 from elastic_refit.actors.vllm_shard import VllmShardActor, shard_options
-from elastic_refit.chaos import Fault
 from elastic_refit.config import RunConfig
 from elastic_refit.control.setup import ChannelPlan
 from elastic_refit.core.ids import Member, ShardId, TrainerId
@@ -42,6 +41,7 @@ class Launcher:
     run_id: str
     folder: Path
     channel: ChannelPlan
+    fault_log: ActorHandle | None = None
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -67,9 +67,8 @@ class Launcher:
 
     def coordinator(self, ledger: ActorHandle) -> ActorHandle:
         """On the driver's node, where the incidents are kept."""
-        limits = self.config.deadlines.limits
         policy = RefitPolicy(
-            limits,
+            self.config.deadlines.limits,
             max_recoveries=self.config.refit.max_recoveries_per_refit,
             min_healthy=self.config.fleet.min_healthy,
             commit=self.config.refit.commit,
@@ -83,16 +82,16 @@ class Launcher:
             policy,
             ledger,
             self.channel.host(),
-            ledger_s=limits.ledger_s,
             widths=self.widths,
             incident_folder=self.incidents,
+            fault_log=self.fault_log,
         )
 
     def trainer(self, trainer: TrainerId, kind: type[TrainerActor], arguments: Mapping[str, Any]) -> ActorHandle:
         actor = ray.remote(**trainer_options(num_cpus=self.config.ray.cpus_per_trainer))(kind)
         return actor.options(name=f"{trainer} {self.run_id}").remote(self._setup(trainer), **arguments)
 
-    def shard(self, shard: ShardId, model: str, faults: Sequence[Fault], fault_log: ActorHandle) -> ActorHandle:
+    def shard(self, shard: ShardId, model: str) -> ActorHandle:
         engine = self.config.engine
         actor = ray.remote(**shard_options(num_cpus=self.config.ray.cpus_per_shard))(VllmShardActor)
         environment = {"env_vars": engine_environment(engine.kind)}
@@ -101,8 +100,6 @@ class Launcher:
             engine=engine.kind,
             model=model,
             engine_options=engine.options,
-            faults=faults,
-            fault_log=fault_log,
         )
 
     def _setup(self, member: Member) -> ParticipantSetup:
@@ -114,6 +111,7 @@ class Launcher:
             control=self.channel.end(str(member)),
             stacks_folder=self.incidents,
             transport=refit.transport,
+            fault_log=self.fault_log,
         )
 
 

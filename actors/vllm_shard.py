@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 
+from elastic_refit.actors.sabotage import Sabotaged
 from elastic_refit.actors.setup import ParticipantSetup
-from elastic_refit.chaos import Fault, FaultRecord, Saboteur
 from elastic_refit.core.messages import (
     Answer,
     CommitOrder,
@@ -30,8 +30,6 @@ from elastic_refit.processes import exit_when_orphaned
 
 __all__ = ["VllmShardActor", "shard_options"]
 
-_KEEP_RECORD_S = 10.0
-
 
 def shard_options(**options: Any) -> dict[str, Any]:
     """Options for ``ray.remote(...)`` of a shard.
@@ -43,7 +41,7 @@ def shard_options(**options: Any) -> dict[str, Any]:
     return {"concurrency_groups": groups, "max_restarts": 0, **options}
 
 
-class VllmShardActor:
+class VllmShardActor(Sabotaged):
     """An engine (vLLM, or the plain torch one) that serves a version only once it holds all of it."""
 
     def __init__(
@@ -53,15 +51,11 @@ class VllmShardActor:
         engine: str,
         model: str,
         engine_options: dict[str, Any] | None = None,
-        faults: Sequence[Fault] = (),
-        fault_log: ray.actor.ActorHandle | None = None,
     ) -> None:
         exit_when_orphaned()  # from here on: loading may take minutes
         self.name = str(setup.member)
-        self._saboteur = Saboteur(tuple(faults), _keeper(fault_log)) if faults else None
         self._engine = build_engine(engine, model, dict(engine_options or {}))
-        reach = self._saboteur.reach if self._saboteur is not None else None
-        self._participant = setup.participant(pids=self._engine.pids(), reach=reach)
+        self._participant, self._saboteur = setup.participant(pids=self._engine.pids())
         self._in_refit = False
         self._released = 0
         self._release = threading.Condition()
@@ -115,6 +109,9 @@ class VllmShardActor:
             raise ShardError(f"{self.name} holds no whole version: a refit was rolled back while the request waited")
         return samples
 
+    def _engine_pids(self) -> tuple[int, ...]:
+        return self._engine.pids()
+
     def _reopen(self) -> None:
         self._in_refit = False
         self._engine.resume()
@@ -123,12 +120,6 @@ class VllmShardActor:
     def ready(self) -> int | None:
         """Returns once the engine has loaded: the version that the shard may serve, if any."""
         return self._participant.serving_version
-
-    @ray.method(concurrency_group="control")
-    def idle(self, version: int) -> None:
-        """The driver says that no refit is in progress and ``version`` comes next: where an ``idle`` fault strikes."""
-        if self._saboteur is not None:
-            self._saboteur.reach(version, "idle")
 
     @ray.method(concurrency_group="sentinel")
     def hold(self, token: int) -> int:
@@ -143,12 +134,3 @@ class VllmShardActor:
         with self._release:
             self._released = max(self._released, token)
             self._release.notify_all()
-
-
-def _keeper(fault_log: ray.actor.ActorHandle | None) -> Callable[[FaultRecord], None]:
-    def keep(record: FaultRecord) -> None:
-        if fault_log is None:
-            raise ShardError(f"{record.fault} has nowhere to be recorded, so it does not strike")
-        ray.get(fault_log.note_fault.remote(record), timeout=_KEEP_RECORD_S)
-
-    return keep

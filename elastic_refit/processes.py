@@ -18,7 +18,16 @@ import psutil
 
 from elastic_refit.core.ids import ProcessId
 
-__all__ = ["end_all", "end_descendants", "exit_when_orphaned", "identify", "kill_proved", "signal_catchers"]
+__all__ = [
+    "end_all",
+    "end_descendants",
+    "exit_when_orphaned",
+    "identify",
+    "kill_proved",
+    "living",
+    "signal_catchers",
+    "signal_processes",
+]
 
 _ORPHAN_LOOK_S = 1.0
 
@@ -62,6 +71,33 @@ def kill_proved(processes: Iterable[ProcessId], *, timeout_s: float) -> list[Pro
     finally:
         for handle in handles.values():
             os.close(handle)
+
+
+def living(processes: Iterable[ProcessId]) -> list[ProcessId]:
+    """Those of these processes of this node that are still there, stopped ones too; a zombie is gone."""
+    return [process for process in processes if _is_there(process)]
+
+
+def _is_there(process: ProcessId) -> bool:
+    handle = _open(process)
+    if handle is None:
+        return False
+    try:
+        return not _ended(handle, time.monotonic())
+    finally:
+        os.close(handle)
+
+
+def signal_processes(processes: Iterable[ProcessId], number: int) -> list[ProcessId]:
+    """Send signal ``number`` to these processes of this node, in their order; returns those that were there."""
+    signalled = []
+    for process in processes:
+        handle = _open(process)
+        if handle is not None:
+            signal.pidfd_send_signal(handle, number)
+            signalled.append(process)
+            os.close(handle)
+    return signalled
 
 
 def signal_catchers(processes: Iterable[ProcessId], number: int) -> list[ProcessId]:

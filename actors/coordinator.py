@@ -77,9 +77,16 @@ class RefitCoordinator:
         self._turns = Turns()
 
     @ray.method(concurrency_group="control")
-    def enlist(self, members: Mapping[Member, ray.actor.ActorHandle]) -> None:
-        """These may be called from the next refit on. Returns once the actor is up."""
-        self._members.update(members)
+    def enlist(self, members: Mapping[Member, ray.actor.ActorHandle], ends: Mapping[str, bytes] | None = None) -> None:
+        """These may be called from the next refit on, instead of who sat in their seats. Returns once the actor is up.
+
+        ``ends``: the public keys of those whom the control channel does not know yet, by their names.
+        """
+        for name, key in (ends or {}).items():
+            self._channel.admit(name, key)
+        seats = {(type(member), member.index) for member in members}
+        kept = {each: handle for each, handle in self._members.items() if (type(each), each.index) not in seats}
+        self._members = {**kept, **members}
 
     @ray.method(concurrency_group="refit")
     def refit(self, version: int) -> RefitReport:

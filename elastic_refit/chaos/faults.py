@@ -105,7 +105,7 @@ class _Details:
     times: int = 1
     """Delays of ``slow``, each followed by a tick."""
     by: Member | None = None
-    """Who strikes the ledger or the coordinator; None: trainer 0."""
+    """Who strikes it when it reaches the phase; None: a member itself, and trainer 0 the ledger and the coordinator."""
     targets: tuple[ProcessId, ...] = ()
     """The processes to signal; none: the striker's own. The driver fills it in."""
 
@@ -143,9 +143,9 @@ class Fault(_Details):
     @property
     def striker(self) -> Member:
         """The member that strikes when it reaches the phase."""
-        if isinstance(self.victim, ShardId | TrainerId):
-            return self.victim
-        return TrainerId(0) if self.by is None else self.by
+        if self.by is not None:
+            return self.by
+        return self.victim if isinstance(self.victim, ShardId | TrainerId) else TrainerId(0)
 
     @property
     def family(self) -> str:

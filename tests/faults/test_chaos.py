@@ -18,7 +18,7 @@ from elastic_refit.core.attribution import AttributionView, attribute
 from elastic_refit.core.evidence import Beacon, MemberEvidence, Testimony
 from elastic_refit.core.ids import Member, ShardId, TrainerId
 from elastic_refit.core.manifest import Manifest
-from elastic_refit.core.membership import Membership
+from elastic_refit.core.membership import Membership, plan_membership
 from elastic_refit.core.messages import Answer, Committed, PingOrder, Received, SettleOrder
 from elastic_refit.core.verdict import Culprits, LinkFault, RefitRejected, TrainerFault, Verdict
 from tests.refit_group import BUCKET_BYTES, LIMITS, Group, digests_sent
@@ -119,6 +119,21 @@ def test_a_wedge_stops_the_working_thread_outside_the_collective_and_the_rest_of
         assert isinstance(found, Culprits), found
         assert [(finding.member, finding.rule) for finding in found.findings] == [(S1, 3)]
         assert not attempt.done()
+
+
+@pytest.mark.parametrize("victim", [S1, T1], ids=str)
+def test_who_is_wedged_when_told_to_join_is_behind_those_that_connect(group: Group, victim: Member) -> None:
+    group.arm(Fault("wedge", victim, 1, "joining:prepare"))
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        joining = thread.submit(group.build, 1, ALL)
+        wait_until(lambda: group.landed() == [("wedge", "joining:prepare")], DEADLINE_S)
+        membership = plan_membership(2, [1, 1, 1], SHARDS, epoch=1)
+        wait_until(lambda: settled(group, membership.members), DEADLINE_S)
+        found = verdict(group, membership)
+        assert isinstance(found, Culprits | TrainerFault), found
+        assert [(finding.member, finding.rule) for finding in found.findings] == [(victim, 3)]
+        group.saboteurs[victim].disarm()
+        assert joining.result(timeout=DEADLINE_S) == membership
 
 
 def test_a_wedged_commit_is_behind_everybody(group: Group) -> None:

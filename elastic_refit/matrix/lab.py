@@ -206,10 +206,10 @@ class Lab:
                 self.fleet.ledger.record(Retired(victim, "the cell asks for it"))
             case _:
                 pass
-        self._suspect(cell.suspects)
         found = self._state_of(victim).name
         if found != cell.state and not cell.cold:
             raise LabUnclean(f"{victim} is {found} and the cell wants it {cell.state}")
+        self._suspect(cell.suspects)
 
     def _suspect(self, indices: Sequence[int]) -> None:
         failures = [RequestFailed(self.shard(index), "shard", "a request failed on purpose") for index in indices]

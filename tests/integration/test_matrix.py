@@ -18,7 +18,7 @@ defaults: {trainers: 1, shards: 2}
 cells:
   - {id: quiet, fault: none, outcome: continues, rebuilds: 0}
   - {id: killed, fault: kill, phase: "bucket:2", victim: 1, outcome: recovers, names: [1], rule: 1, rebuilds: 1}
-  - {id: false, fault: kill, phase: ack, outcome: continues, rebuilds: 0, note: it does not go on as if nothing had been}
+  - {id: wrong, fault: kill, phase: ack, outcome: continues, rebuilds: 0, note: it is named}
   - {id: elsewhere, transport: reshard, fault: none, outcome: continues}
 """
 
@@ -26,7 +26,7 @@ cells:
 @pytest.fixture
 def cells(tmp_path: Path) -> Path:
     path = tmp_path / "cells.yaml"
-    path.write_text(CELLS.replace("id: false", 'id: "false"'))
+    path.write_text(CELLS)
     return path
 
 
@@ -37,12 +37,12 @@ def test_cells_that_hold_pass_and_one_that_expects_something_false_fails_the_run
     result = json.loads(path.read_text())
     assert (result["passed"], result["failed"], result["not_run"], result["left"]) == (2, 1, 1, [])
     rows = {row["id"]: row for row in result["cells"]}
-    assert list(rows) == ["quiet", "killed", "false", "elsewhere"]
+    assert list(rows) == ["quiet", "killed", "wrong", "elsewhere"]
     killed = rows["killed"]
     assert (killed["passed"], killed["names"], killed["rule"], killed["landed_in"]) == (True, [1], 1, "bucket:2")
     assert {"detect", "fence", "resend", "recover", "refit"} <= killed["seconds"].keys()
-    assert rows["false"]["passed"] is False
-    assert "the outcome is recovers, expected continues" in rows["false"]["why"]
+    assert rows["wrong"]["passed"] is False
+    assert "the outcome is recovers, expected continues" in rows["wrong"]["why"]
     assert (rows["elsewhere"]["passed"], rows["elsewhere"]["status"]) == (False, "not_run")
     assert "2 of 3 cells passed; 1 not run" in picture.read_text()
     assert finished.left == ()

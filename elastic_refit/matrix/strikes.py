@@ -20,7 +20,7 @@ __all__ = ["plan_faults"]
 
 _SIGNALS = ("kill", "freeze")
 _TOGETHER = ("bucket", "before", "retry")
-_SLOW_TIMES = 6
+_SLOW_TIMES = 5
 
 
 def plan_faults(cell: Cell, lab: Lab, version: int) -> tuple[Fault, ...]:

@@ -6,6 +6,7 @@ left in another state than a new one is in.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -65,12 +66,14 @@ class Lab:
         self.fleet = Fleet(
             self.config,
             trainer_class=LabTrainer,
-            trainer_arguments={"model": str(model)},
+            trainer_arguments={"model": str(model), "secret": secrets.token_bytes(16) if shape.gathering else None},
             model=str(model),
             folder=folder,
         )
         try:
             self.fleet.wait_until_loaded(timeout_s=_LOAD_S[shape.engine])
+            if shape.gathering:
+                self.tell_trainers("meet", self.tell_trainers("gathers_at"))
         except BaseException:
             self.fleet.close()
             raise
@@ -129,9 +132,11 @@ class Lab:
         """A refit in which nothing happened, in seconds."""
         return median(self._times) if self._times else None
 
-    def tell_trainers(self, method: str, *arguments: Any) -> None:
+    def tell_trainers(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of every trainer; returns what they answer, by rank."""
         calls = [getattr(handle, method).remote(*arguments) for handle in self.fleet.trainers.values()]
-        ray.get(calls, timeout=_CALL_S)
+        answers: list[Any] = ray.get(calls, timeout=_CALL_S)
+        return answers
 
     def shard(self, index: int) -> ShardId:
         """Who sits in the seat now."""

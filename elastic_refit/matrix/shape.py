@@ -101,6 +101,6 @@ def lab_deadlines() -> DeadlinesConfig:
         pause_s=4.0,
         hard_s=20.0,
         settle_s=5.0,
-        ledger_s=5.0,
+        ledger_s=10.0,
         coordinator_restart_s=10.0,
     )

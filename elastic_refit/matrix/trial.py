@@ -44,9 +44,15 @@ class _Trial:
         lab.fleet.chaos.arm(*seen.planned)
         self._strike_idle(before)
         stopped = lab.stop_agents() if self.cell.fence == "unreachable" else ()
-        self._push()
+        try:
+            self._push()
+            self._look(before, began_s)
+        finally:
+            thaw(stopped)
+
+    def _look(self, before: LedgerState, began_s: float) -> None:
+        lab, seen = self.lab, self.seen
         seen.ended_s = time.monotonic()
-        thaw(stopped)
         seen.version, seen.num_buckets = lab.version, lab.num_buckets
         records = lab.fleet.chaos.records()
         seen.records = tuple(record for record in records if record.fault.version > lab.version - self.cell.refits)

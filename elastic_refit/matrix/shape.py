@@ -102,5 +102,5 @@ def lab_deadlines() -> DeadlinesConfig:
         hard_s=20.0,
         settle_s=5.0,
         ledger_s=10.0,
-        coordinator_restart_s=10.0,
+        coordinator_restart_s=15.0,
     )

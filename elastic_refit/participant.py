@@ -240,20 +240,20 @@ class RefitParticipant:
 
     def _pin(self, order: ReadyOrder, source: WeightSource, packing: Packing) -> Answer:
         self._require(order.epoch)
+        self._progress.begin_refit()
         self._reached("packing", order)
         if self._pinned is None or self._pinned.version != order.version:
             manifest = self._manifests.manifest_of(source.specs(), packing)
             self._pinned = PinnedVersion(order.version, source, manifest)
         self._pinned.source.restart()
         self._require(order.epoch)  # again: an abort that came before the restart must not be lost
-        self._progress.begin_refit()
         self._transport.prepare(self._pinned, order.start_bucket)
         return Ready(self._pinned.manifest)
 
     def _pause(self, order: ReadyOrder, pause: Callable[[], None]) -> Answer:
         self._require(order.epoch)
-        self._reached("pausing", order)
         self._progress.begin_refit()
+        self._reached("pausing", order)
         pause()
         return Done()
 

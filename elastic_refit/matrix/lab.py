@@ -6,6 +6,7 @@ left in another state than a new one is in.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -71,6 +72,8 @@ class Lab:
         )
         try:
             self.fleet.wait_until_loaded(timeout_s=_LOAD_S[shape.engine])
+            if shape.gathering:
+                self._let_trainers_gather()
         except BaseException:
             self.fleet.close()
             raise
@@ -130,8 +133,15 @@ class Lab:
         return median(self._times) if self._times else None
 
     def tell_trainers(self, method: str, *arguments: Any) -> None:
+        self._ask_trainers(method, *arguments)
+
+    def _ask_trainers(self, method: str, *arguments: Any) -> list[Any]:
         calls = [getattr(handle, method).remote(*arguments) for handle in self.fleet.trainers.values()]
-        ray.get(calls, timeout=_CALL_S)
+        answers: list[Any] = ray.get(calls, timeout=_CALL_S)
+        return answers
+
+    def _let_trainers_gather(self) -> None:
+        self.tell_trainers("meet", self._ask_trainers("listen", secrets.token_bytes(32), self.limits.hard_s))
 
     def shard(self, index: int) -> ShardId:
         """Who sits in the seat now."""
@@ -206,10 +216,10 @@ class Lab:
                 self.fleet.ledger.record(Retired(victim, "the cell asks for it"))
             case _:
                 pass
-        self._suspect(cell.suspects)
         found = self._state_of(victim).name
         if found != cell.state and not cell.cold:
             raise LabUnclean(f"{victim} is {found} and the cell wants it {cell.state}")
+        self._suspect(cell.suspects)
 
     def _suspect(self, indices: Sequence[int]) -> None:
         failures = [RequestFailed(self.shard(index), "shard", "a request failed on purpose") for index in indices]

@@ -122,7 +122,7 @@ class _Bench:
             wrong = judge(cell, seen)
             result = _result(cell, seen, wrong, time.monotonic() - began_s)
         except Exception as error:
-            logger.warning("cell_broke", exc_info=True)
+            logger.info("cell_broke", exc_info=True)
             said = str(error).strip().splitlines() or ["nothing"]
             why = f"it could not be carried out: {type(error).__name__}: {said[0]}"
             seconds = {"cell": time.monotonic() - began_s}

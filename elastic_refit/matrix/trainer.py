@@ -11,13 +11,14 @@ from elastic_refit.actors.trainer import TrainerActor
 from elastic_refit.demo.policy import Gap, gap_of
 from elastic_refit.engines.base import Sample
 from elastic_refit.engines.plain_lm import load_plain_lm
+from elastic_refit.matrix.gathering import Address, Exchange, GatheredWeights
 from elastic_refit.transports.base import HeldWeights, WeightSource
 
 __all__ = ["LabTrainer"]
 
 
 class LabTrainer(TrainerActor):
-    """Every rank makes the same weights of a version; each holds all of them."""
+    """Every rank makes the same weights of a version; it gives out all of them, or gathers them from every rank."""
 
     def __init__(self, setup: ParticipantSetup, *, model: str) -> None:
         super().__init__(setup)
@@ -25,9 +26,23 @@ class LabTrainer(TrainerActor):
         self._model = load_plain_lm(model)
         self._first = {name: value.clone() for name, value in self._model.state_dict().items()}
         self._version = 0
+        self._exchange: Exchange | None = None
 
     def weight_source(self) -> WeightSource:
-        return HeldWeights(self._model.state_dict())
+        weights = self._model.state_dict()
+        if self._exchange is None:
+            return HeldWeights(weights)
+        return GatheredWeights(self._exchange, self._version, weights)
+
+    def listen(self, secret: bytes, patience_s: float) -> Address:
+        """Be ready to gather; returns where the other ranks find this one."""
+        self._exchange = Exchange(self._setup.member.index, secret=secret, patience_s=patience_s)
+        return self._exchange.address
+
+    def meet(self, addresses: Sequence[Address]) -> None:
+        """Gather with the ranks at ``addresses`` from now on."""
+        assert self._exchange is not None
+        self._exchange.meet(addresses)
 
     def advance(self, version: int) -> None:
         """Have the weights of ``version`` from now on."""

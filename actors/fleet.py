@@ -13,12 +13,13 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError
 
-from elastic_refit.actors.coordinator import RefitReport
+from elastic_refit.actors.coordination import Coordination
 from elastic_refit.actors.launch import Launcher
 from elastic_refit.actors.ledger_client import LedgerClient
-from elastic_refit.actors.loading import OnReady, wait_for, wait_until_up
+from elastic_refit.actors.loading import OnReady, own_process, wait_until_up
+from elastic_refit.actors.reports import RefitReport
 from elastic_refit.actors.sabotage import Chaos
 from elastic_refit.actors.supervisor import FleetSupervisor
 from elastic_refit.actors.trainer import TrainerActor
@@ -27,7 +28,7 @@ from elastic_refit.config import RunConfig
 from elastic_refit.control.setup import ChannelPlan
 from elastic_refit.core.events import Loaded, Registered, RestartFailed, Restarting
 from elastic_refit.core.ids import Member, ProcessId, ShardId, TrainerId
-from elastic_refit.errors import CoordinatorLost, ElasticRefitError, ShardError
+from elastic_refit.errors import ElasticRefitError, LedgerLost, ShardError
 from elastic_refit.processes import kill_proved
 
 __all__ = ["Fleet"]
@@ -63,12 +64,13 @@ class Fleet:
         self._limits = config.deadlines.limits
         self._widths = launcher.widths
         self._ledger = launcher.ledger()
-        self._coordinator = launcher.coordinator(self._ledger)
+        self._ledger_process: ProcessId | None = None
         self.trainers: dict[TrainerId, ActorHandle] = {
             trainer: launcher.trainer(trainer, trainer_class, trainer_arguments) for trainer in launcher.trainers
         }
         self.shards: dict[ShardId, ActorHandle] = {shard: launcher.shard(shard, model) for shard in launcher.shards}
         self.processes: dict[Member, tuple[ProcessId, ...]] = {}
+        self.coordination = Coordination(launcher, self._ledger, lambda: self.members, self.processes)
         self._supervisor: FleetSupervisor | None = None
         self.ledger = LedgerClient(self._ledger, writer="driver", ledger_s=self._limits.ledger_s)
 
@@ -127,23 +129,16 @@ class Fleet:
         """Push ``version`` to every shard that may take part; blocks until it landed.
 
         Any thread may call it. One that comes while a refit runs waits for its end; a newer version that comes
-        meanwhile takes its place. Blocks at most twice ``driver_s``: the refit that runs, and this one.
+        meanwhile takes its place. A coordinator that dies is followed by another, which pushes the version again.
+        Blocks at most twice ``driver_s``: the refit that runs, and this one; and once more after such a death.
 
         Raises:
             Superseded: a newer version was asked for before this one began.
+            CoordinatorLost: the coordinator fell silent, or died twice.
             ElasticRefitError: the refit ended the run; the message is the sentence for a person.
         """
         world = len(self.trainers) + sum(self._widths[shard.index] for shard in self._joinable())
-        task = self._coordinator.refit.options(name=f"refit[v{version}] world={world}").remote(version)
-        limit_s = self._limits.driver_s(self._config.refit.max_recoveries_per_refit)
-        try:
-            report: RefitReport = wait_for(task, 2 * limit_s, while_waiting)
-            return report
-        except RayTaskError as error:
-            own = error.cause  # Ray's wrapper has a type of its own, which nobody could match by name
-            raise own if isinstance(own, ElasticRefitError) else error from None
-        except (GetTimeoutError, RayActorError) as error:
-            raise CoordinatorLost(f"refit v{version}: the coordinator is gone or silent: {error}") from None
+        return self.coordination.refit(version, f"refit[v{version}] world={world}", while_waiting)
 
     def serving(self) -> tuple[ShardId, ...]:
         return self.ledger.serving()
@@ -155,7 +150,8 @@ class Fleet:
         for handle in (*self.members.values(), *self._servants().values()):
             ray.kill(handle)
         self.chaos.close()
-        left = kill_proved(self._here(self.processes), timeout_s=_CLOSE_S)
+        servants = [each for each in (self._ledger_process, self.coordination.process) if each is not None]
+        left = kill_proved([*self._here(self.processes), *servants], timeout_s=_CLOSE_S)
         self._channel.close()
         if left:
             logger.error("processes_left", extra={"pids": [process.pid for process in left]})
@@ -173,10 +169,7 @@ class Fleet:
     def _introduce(self, made: Mapping[ShardId, ActorHandle]) -> None:
         """The coordinator calls the newcomers from the next refit on, and the supervisor watches them."""
         ends = {str(shard): self._channel.end(str(shard)).public_key for shard in made}
-        try:
-            ray.get(self._coordinator.enlist.remote(made, ends), timeout=self._limits.ledger_s)
-        except (GetTimeoutError, RayActorError) as error:
-            raise CoordinatorLost(f"the coordinator is gone or silent: {error}") from None
+        self.coordination.introduce(made, timeout_s=self._limits.ledger_s, ends=ends)
         seats = {shard.index for shard in made}
         self.shards = {shard: handle for shard, handle in self.shards.items() if shard.index not in seats}
         self.shards.update(made)
@@ -184,15 +177,15 @@ class Fleet:
             self._supervisor.watch(made)
 
     def _servants(self) -> dict[str, ActorHandle]:
-        return {"ledger": self._ledger, "coordinator": self._coordinator}
+        return {"ledger": self._ledger, "coordinator": self.coordination.handle}
 
     def _wait_for_the_others(self, timeout_s: float) -> None:
         """The ledger and the coordinator load as well; only then do the limits of their calls apply."""
-        up = [self._ledger.absent.remote(), self._coordinator.enlist.remote(self.members)]
         try:
-            ray.get(up, timeout=timeout_s)
+            self._ledger_process = ray.get(self._ledger.__ray_call__.remote(own_process), timeout=timeout_s)
         except (GetTimeoutError, RayActorError) as error:
-            raise CoordinatorLost(f"ledger and coordinator did not come up: {error}") from None
+            raise LedgerLost(f"the ledger did not come up: {error}") from None
+        self.coordination.introduce(self.members, timeout_s=timeout_s)
 
     def _joinable(self) -> tuple[ShardId, ...]:
         absent = set(self.ledger.absent())

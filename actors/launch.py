@@ -65,7 +65,7 @@ class Launcher:
         policy = LedgerPolicy(min_healthy=self.config.fleet.min_healthy, **self.config.ledger.model_dump())
         return ledger_actor(self.folder / "ledger.journal", run_id=self.run_id, policy=policy)
 
-    def coordinator(self, ledger: ActorHandle) -> ActorHandle:
+    def coordinator(self, ledger: ActorHandle, incarnation: int = 0) -> ActorHandle:
         """On the driver's node, where the incidents are kept."""
         policy = RefitPolicy(
             self.config.deadlines.limits,
@@ -78,10 +78,10 @@ class Launcher:
             self.channel.end(str(member))
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         actor = ray.remote(**coordinator_options())(RefitCoordinator)
-        return actor.options(name=f"coordinator {self.run_id}", scheduling_strategy=here).remote(
+        return actor.options(name=f"coordinator {self.run_id} {incarnation}", scheduling_strategy=here).remote(
             policy,
             ledger,
-            self.channel.host(),
+            self.channel.host(incarnation),
             widths=self.widths,
             incident_folder=self.incidents,
             fault_log=self.fault_log,

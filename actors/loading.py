@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -13,8 +14,9 @@ from ray.exceptions import ActorDiedError
 from elastic_refit.core.ids import Member, ProcessId, TrainerId
 from elastic_refit.core.messages import PingOrder
 from elastic_refit.errors import ShardDied, TrainerLost
+from elastic_refit.processes import identify
 
-__all__ = ["OnReady", "wait_for", "wait_until_up"]
+__all__ = ["OnReady", "own_process", "wait_for", "wait_until_up"]
 
 M = TypeVar("M", bound=Member)
 OnReady = Callable[[Member], None]
@@ -73,3 +75,8 @@ def wait_for(task: ray.ObjectRef, limit_s: float, while_waiting: Callable[[], No
         while not ray.wait([task], timeout=_LOOK_S)[0] and time.monotonic() < deadline:
             while_waiting()
     return ray.get(task, timeout=max(0.0, deadline - time.monotonic()))
+
+
+def own_process(_: object) -> ProcessId:
+    """For ``handle.__ray_call__``: which process an actor is."""
+    return identify(os.getpid(), ray.get_runtime_context().get_node_id())

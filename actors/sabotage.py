@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import signal
 import time
 from collections import defaultdict
@@ -18,10 +17,11 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from elastic_refit.actors.loading import own_process
 from elastic_refit.chaos import Fault, FaultRecord, Moment, Saboteur, aim_at_engine
 from elastic_refit.core.ids import Member, ProcessId
 from elastic_refit.errors import ConfigError
-from elastic_refit.processes import identify, signal_processes
+from elastic_refit.processes import signal_processes
 
 __all__ = ["Chaos", "FaultLog", "Sabotaged", "keep_in", "struck_in", "thaw"]
 
@@ -153,14 +153,10 @@ class Chaos:
         """A fault against an actor that is no member, with the process to strike."""
         if not isinstance(fault.victim, str) or fault.targets:
             return fault
-        process = ray.get(self._servants()[fault.victim].__ray_call__.remote(_own_process), timeout=_CALL_S)
+        process = ray.get(self._servants()[fault.victim].__ray_call__.remote(own_process), timeout=_CALL_S)
         return dataclasses.replace(fault, targets=(process,))
 
 
 def thaw(processes: tuple[ProcessId, ...]) -> list[ProcessId]:
     """Let stopped processes of this node go on; returns those that are still there."""
     return signal_processes(processes, signal.SIGCONT)
-
-
-def _own_process(_: object) -> ProcessId:
-    return identify(os.getpid(), ray.get_runtime_context().get_node_id())

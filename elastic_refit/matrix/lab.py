@@ -17,8 +17,8 @@ import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from elastic_refit.actors.coordinator import RefitReport
 from elastic_refit.actors.fleet import Fleet
+from elastic_refit.actors.reports import RefitReport
 from elastic_refit.actors.sabotage import thaw
 from elastic_refit.core.events import ActorDied, RequestFailed, RequestSucceeded, RestartFailed, Restarting, Retired
 from elastic_refit.core.ids import Member, ProcessId, ShardId

@@ -11,7 +11,6 @@ from typing import Any
 
 import ray
 
-from elastic_refit.actors.setup import ParticipantSetup
 from elastic_refit.core.messages import (
     Answer,
     JoinOrder,
@@ -22,6 +21,7 @@ from elastic_refit.core.messages import (
     SettleOrder,
     TransferOrder,
 )
+from elastic_refit.participant_setup import ParticipantSetup
 from elastic_refit.processes import exit_when_orphaned
 from elastic_refit.transports.base import WeightSource
 
@@ -39,7 +39,7 @@ class TrainerActor(ABC):
     def __init__(self, setup: ParticipantSetup) -> None:
         exit_when_orphaned()
         self._setup = setup
-        self._participant = setup.participant()
+        self._participant = setup.participant(ray.get_runtime_context().get_node_id())
 
     @abstractmethod
     def weight_source(self) -> WeightSource:

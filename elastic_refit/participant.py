@@ -54,6 +54,7 @@ from elastic_refit.errors import (
     PlanMismatch,
     StaleEpoch,
 )
+from elastic_refit.ranks import identities_in
 from elastic_refit.stacks import asked_path, rung_path
 from elastic_refit.transports.base import (
     Feed,
@@ -79,7 +80,7 @@ InWorker = Callable[[Callable[[WeightReceiver], None]], None]
 
 
 class RefitParticipant:
-    """One member's part in refits, one refit at a time."""
+    """One rank's part in refits, one refit at a time. A shard may have several, each in a process of its own."""
 
     def __init__(
         self,
@@ -89,10 +90,13 @@ class RefitParticipant:
         deadlines: Deadlines,
         processes: Sequence[ProcessId] = (),
         reach: Reach | None = None,
+        rank: int = 0,
     ) -> None:
+        """``rank`` is this process' number among the member's ranks."""
         self.member = member
         self.serving_version: int | None = None
         """The version that this process holds whole; None before its first commit and inside an update."""
+        self._rank = rank
         self._transport = transport
         self._deadlines = deadlines
         self._processes = tuple(processes)
@@ -120,8 +124,8 @@ class RefitParticipant:
         For one participant of a process, once: the native timer and the signal are the process' own.
         """
         Path(folder).mkdir(parents=True, exist_ok=True)
-        register_stack_dump_signal(asked_path(folder, self.member))
-        self._rung_path = rung_path(folder, self.member)
+        register_stack_dump_signal(asked_path(folder, self.member, self._rank))
+        self._rung_path = rung_path(folder, self.member, self._rank)
 
     # -- control threads
 
@@ -211,9 +215,9 @@ class RefitParticipant:
         self._require(order.epoch)
         group = GroupSpec(
             epoch=order.epoch,
-            rank=order.membership.rank_of(self.member),
+            rank=order.membership.rank_of(self.member) + self._rank,
             addresses=order.addresses,
-            identities=tuple(str(order.membership.member_at(r)) for r in range(order.membership.world_size)),
+            identities=identities_in(order.membership),
             secret=secret,
         )
         limit = self._deadlines.join_s

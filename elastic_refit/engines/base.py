@@ -75,6 +75,9 @@ class WeightReceiver(ABC):
     that is still open: what was fed once is not fed again.
     """
 
+    rank: int = 0
+    """Which of its engine's ranks this is. Every rank is fed whole tensors and takes its own part of them."""
+
     @abstractmethod
     def begin(self, manifest: Manifest) -> None:
         """Open an update. The engine is paused already, and stays so until ``finish`` or ``rollback``.
@@ -115,6 +118,11 @@ class WeightReceiver(ABC):
 class ShardEngine(ABC):
     """One engine replica as its shard actor holds it. Constructing it loads the model and may take minutes."""
 
+    width: int = 1
+    """How many ranks hold its weights."""
+    has_workers: bool = False
+    """Each rank is in a process of its own; else the only rank is in the calling process."""
+
     @abstractmethod
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingSpec) -> list[Sample]:
         """Complete ``prompts`` (token ids), in their order. Blocks, also while the engine is paused.
@@ -139,16 +147,24 @@ class ShardEngine(ABC):
         """
 
     @abstractmethod
-    def in_worker(self, function: Callable[[WeightReceiver], T]) -> T:
-        """Run ``function`` with the receiver, in the engine's worker, on the calling thread; blocks until it returns.
+    def in_workers(self, function: Callable[[WeightReceiver], T]) -> list[T]:
+        """Run ``function`` with the receiver of each rank, where its weights are; the results by rank.
 
-        What it raises arrives here. Calls from several threads pass one at a time. What touches weights is never
-        called while a generation runs: pause first.
+        Blocks until all have returned; then the first rank's error, if any, arrives here. Where the engine has workers
+        the function and its result travel by pickle. Calls from several threads pass one at a time. What touches
+        weights is never called while a generation runs: pause first.
         """
+
+    def in_worker(self, function: Callable[[WeightReceiver], T]) -> T:
+        """As :meth:`in_workers`; the first rank's result."""
+        return self.in_workers(function)[0]
+
+    def when_dead(self, callback: Callable[[str], None]) -> None:  # noqa: B027 - an engine in this process has none
+        """Have ``callback`` called, with a sentence, on a thread of the engine's, when a process of its own has died."""
 
     @abstractmethod
     def pids(self) -> tuple[int, ...]:
-        """Every process this engine consists of, the actor's own included."""
+        """Every process this engine consists of, the calling one included."""
 
     @abstractmethod
     def close(self) -> None:

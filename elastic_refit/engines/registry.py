@@ -14,16 +14,19 @@ if TYPE_CHECKING:
 __all__ = ["ENGINES", "build_engine", "engine_environment", "require_engine"]
 
 
-def build_engine(kind: str, model: str, options: Mapping[str, Any], *, initial_version: int = 0) -> ShardEngine:
-    """Load ``model`` into a new engine of ``kind`` in this process; may take minutes.
+def build_engine(
+    kind: str, model: str, options: Mapping[str, Any], *, width: int = 1, initial_version: int = 0
+) -> ShardEngine:
+    """Load ``model`` into a new engine of ``kind`` and ``width`` ranks; may take minutes.
 
     ``options`` are the engine's own argument names. ``initial_version`` labels samples until the first update.
 
     Raises:
         ConfigError: ``kind`` is unknown, its library is missing, or the model or an option cannot be used.
+        ShardDied: a process of the engine ended while it loaded.
     """
     require_engine(kind)
-    return ENGINES[kind](model, options, initial_version)
+    return ENGINES[kind](model, options, width, initial_version)
 
 
 def require_engine(kind: str) -> None:
@@ -49,16 +52,20 @@ def engine_environment(kind: str) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1"}
 
 
-def _vllm(model: str, options: Mapping[str, Any], initial_version: int) -> ShardEngine:
+def _vllm(model: str, options: Mapping[str, Any], width: int, initial_version: int) -> ShardEngine:
     from elastic_refit.engines.vllm_engine import VllmEngine
 
     return VllmEngine(model, options, initial_version=initial_version)
 
 
-def _torch(model: str, options: Mapping[str, Any], initial_version: int) -> ShardEngine:
+def _torch(model: str, options: Mapping[str, Any], width: int, initial_version: int) -> ShardEngine:
+    if width > 1:  # the whole models are in other processes, and this one need not even import torch
+        from elastic_refit.engines.torch_workers import TorchWorkersEngine
+
+        return TorchWorkersEngine(model, options, initial_version=initial_version, width=width)
     from elastic_refit.engines.torch_engine import TorchEngine
 
     return TorchEngine(model, options, initial_version=initial_version)
 
 
-ENGINES: dict[str, Callable[[str, Mapping[str, Any], int], ShardEngine]] = {"vllm": _vllm, "torch": _torch}
+ENGINES: dict[str, Callable[[str, Mapping[str, Any], int, int], ShardEngine]] = {"vllm": _vllm, "torch": _torch}

@@ -54,7 +54,8 @@ def load_causal_lm(directory: str | Path, *, dtype: str = "float32") -> PreTrain
 class TorchReceiver(WeightReceiver):
     """Copies what is fed into the model's own parameters."""
 
-    def __init__(self, model: torch.nn.Module, initial_version: int) -> None:
+    def __init__(self, model: torch.nn.Module, initial_version: int, rank: int = 0) -> None:
+        self.rank = rank
         self.update = UpdateLedger(initial_version)
         self._targets: dict[str, torch.Tensor] = model.state_dict()
 
@@ -91,12 +92,14 @@ class TorchReceiver(WeightReceiver):
 class TorchEngine(ShardEngine):
     """One model in the calling process. ``options``: ``dtype`` (a torch dtype's name, default float32)."""
 
-    def __init__(self, model: str, options: Mapping[str, Any] | None = None, *, initial_version: int = 0) -> None:
+    def __init__(
+        self, model: str, options: Mapping[str, Any] | None = None, *, initial_version: int = 0, rank: int = 0
+    ) -> None:
         unknown = set(options or {}) - {"dtype"}
         if unknown:
             raise ConfigError(f"engine options: the torch engine has no {sorted(unknown)[0]!r}; it knows dtype")
         self._model = load_causal_lm(model, **(options or {}))
-        self._receiver = TorchReceiver(self._model, initial_version)
+        self._receiver = TorchReceiver(self._model, initial_version, rank)
         self._gate = GenerationGate()
         self._worker = threading.Lock()
 
@@ -114,9 +117,9 @@ class TorchEngine(ShardEngine):
             raise ShardError("cannot resume: a weight update is open; finish it or roll it back first")
         self._gate.resume()
 
-    def in_worker(self, function: Callable[[WeightReceiver], T]) -> T:
+    def in_workers(self, function: Callable[[WeightReceiver], T]) -> list[T]:
         with self._worker:
-            return function(self._receiver)
+            return [function(self._receiver)]
 
     def pids(self) -> tuple[int, ...]:
         return (os.getpid(),)

@@ -73,7 +73,7 @@ class VllmEngine(ShardEngine):
             raise ShardError("vLLM kept its prefix cache, whose entries were made by older weights")
         self._gate.resume()
 
-    def in_worker(self, function: Callable[[WeightReceiver], T]) -> T:
+    def in_workers(self, function: Callable[[WeightReceiver], T]) -> list[T]:
         # Without the lock a slower thread could note the state before a rollback as the one after it.
         with self._worker:
             (outcome,) = self._llm.collective_rpc("elastic_refit_call", args=(function,))
@@ -82,7 +82,7 @@ class VllmEngine(ShardEngine):
         if outcome.error is not None:
             raise outcome.error
         value: T = outcome.value
-        return value
+        return [value]
 
     def pids(self) -> tuple[int, ...]:
         return (os.getpid(),)

@@ -1,12 +1,10 @@
-"""What every participant actor is given when it is made, and how it hosts its part in refits."""
+"""What every process that takes part in refits is given, and how it comes to host its part."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import ray
 
 from elastic_refit.communicators.tcp import TcpBackend
 from elastic_refit.control.setup import EndSetup
@@ -26,22 +24,32 @@ _CHUNKS_PER_BUCKET = 4
 
 @dataclass(frozen=True, slots=True)
 class ParticipantSetup:
-    """``host`` is the interface that the communicator listens on; None: loopback, for a fleet on one node.
+    """``control`` has an end of the channel for each of the member's ranks.
 
-    ``stacks_folder`` is where the process leaves its stacks when it has to, on its own node.
+    ``host`` is the interface that the communicator listens on; None: loopback, for a fleet on one node.
+    ``stacks_folder`` is where each process leaves its stacks when it has to, on its own node.
     """
 
     member: Member
     deadlines: Deadlines
     packing: Packing
-    control: EndSetup
+    control: tuple[EndSetup, ...]
     stacks_folder: str
     transport: str = "broadcast"
     host: str | None = None
 
-    def participant(self, *, pids: Sequence[int] = (), reach: Reach | None = None) -> RefitParticipant:
-        """The participant of this process; ``pids`` are the member's other processes."""
-        node = ray.get_runtime_context().get_node_id()
+    @property
+    def width(self) -> int:
+        """How many ranks the member has."""
+        return len(self.control)
+
+    def participant(
+        self, node: str, *, rank: int = 0, pids: Sequence[int] = (), reach: Reach | None = None
+    ) -> RefitParticipant:
+        """The participant of this process on ``node``, for the member's rank number ``rank``.
+
+        ``pids`` are processes of the member that speak by this one.
+        """
         chunk_bytes = min(_CHUNK_BYTES, max(1, self.packing.bucket_bytes // _CHUNKS_PER_BUCKET))
         participant = RefitParticipant(
             self.member,
@@ -49,7 +57,8 @@ class ParticipantSetup:
             deadlines=self.deadlines,
             processes=[identify(pid, node) for pid in sorted({os.getpid(), *pids})],
             reach=reach,
+            rank=rank,
         )
         participant.leave_stacks(self.stacks_folder)
-        participant.open_channel(self.control)
+        participant.open_channel(self.control[rank])
         return participant

@@ -12,7 +12,7 @@ import ray
 from elastic_refit import errors
 from elastic_refit.actors.ledger_client import LedgerClient
 from elastic_refit.actors.refit_shell import RefitShell
-from elastic_refit.chaos import FaultRecord
+from elastic_refit.actors.sabotage import struck_in
 from elastic_refit.control.host import ControlHost
 from elastic_refit.control.setup import HostSetup
 from elastic_refit.core import ledger_queries
@@ -60,19 +60,19 @@ class RefitCoordinator:
         ledger: ray.actor.ActorHandle,
         channel: HostSetup,
         *,
-        ledger_s: float,
         widths: tuple[int, ...],
         incident_folder: str,
+        fault_log: ray.actor.ActorHandle | None = None,
     ) -> None:
         exit_when_orphaned()
-        self._ledger = LedgerClient(ledger, writer="coordinator", ledger_s=ledger_s)
+        self._ledger = LedgerClient(ledger, writer="coordinator", ledger_s=policy.deadlines.ledger_s)
         self._channel = ControlHost(channel)
         self._members: dict[Member, ray.actor.ActorHandle] = {}
         self._widths = widths
         self._incident_folder = incident_folder
         self._node = ray.get_runtime_context().get_node_id()
         self._state = RefitState(policy, coordinator=channel.incarnation)
-        self._strikes: list[tuple[float, FaultRecord]] = []
+        self._fault_log = fault_log
         self._incidents = 0
         self._turns = Turns()
 
@@ -104,13 +104,9 @@ class RefitCoordinator:
             channel=self._channel,
             stacks_folder=self._incident_folder,
         )
-        before = len(self._strikes)
         outcome = shell.run(RefitRequested(version, self._fleet()))
         self._state = shell.state
-        strikes = self._strikes[before:]
-        shell.clock.struck = strikes[0][0] if strikes else None
-        injected = tuple(str(record.fault) for _, record in strikes)
-        incident = self._incident(shell.clock, outcome, version, injected) if shell.clock.began is not None else None
+        incident = self._incident(shell.clock, outcome, version) if shell.clock.began is not None else None
         if isinstance(outcome, Ended):
             raise _error(outcome, incident)
         manifest = outcome.manifest
@@ -125,17 +121,6 @@ class RefitCoordinator:
             incident=incident,
         )
 
-    @ray.method(concurrency_group="control")
-    def note_fault(self, record: FaultRecord) -> None:
-        """A member is about to strike itself, as the run asked for."""
-        self._strikes.append((time.monotonic(), record))
-        logger.warning("fault_struck", extra={"fault": str(record.fault), "pid": record.pid})
-
-    @ray.method(concurrency_group="control")
-    def struck(self) -> tuple[str, ...]:
-        """Every fault that struck so far, in the order of their records."""
-        return tuple(str(record.fault) for _, record in self._strikes)
-
     def _fleet(self) -> Fleet:
         trainers = sum(isinstance(member, TrainerId) for member in self._members)
         ledger = self._ledger.state()
@@ -146,10 +131,10 @@ class RefitCoordinator:
         for ack in self._ledger.record(event).rejected:
             logger.error("event_rejected", extra={"event": repr(event), "reason": ack.reason})
 
-    def _incident(
-        self, clock: IncidentClock, outcome: Landed | Ended, version: int, injected: tuple[str, ...]
-    ) -> Incident:
+    def _incident(self, clock: IncidentClock, outcome: Landed | Ended, version: int) -> Incident:
         self._incidents += 1
+        struck = struck_in(self._fault_log, version)
+        clock.struck = struck[0].at_s if struck else None
         seconds = clock.close()
         incident = Incident(
             id=f"incident-{self._incidents:03d}-v{version}",
@@ -162,7 +147,7 @@ class RefitCoordinator:
             findings=outcome.findings,
             evidence=outcome.evidence if isinstance(outcome, Ended) else clock.evidence,
             resent_buckets=outcome.resent_buckets if isinstance(outcome, Landed) else 0,
-            injected=injected,
+            injected=tuple(str(record.fault) for record in struck),
             error=outcome.error if isinstance(outcome, Ended) else None,
             stacks=stacks_of(self._incident_folder, (finding.member for finding in outcome.findings)),
         )

@@ -19,6 +19,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTa
 from elastic_refit.actors.coordinator import RefitReport
 from elastic_refit.actors.launch import Launcher
 from elastic_refit.actors.ledger_client import LedgerClient
+from elastic_refit.actors.sabotage import Chaos
 from elastic_refit.actors.supervisor import FleetSupervisor
 from elastic_refit.actors.trainer import TrainerActor
 from elastic_refit.chaos import Fault
@@ -58,7 +59,9 @@ class Fleet:
         ``trainer_class`` is called with a :class:`ParticipantSetup` and ``trainer_arguments``.
         """
         self._channel = ChannelPlan()
-        launcher = Launcher(config, secrets.token_hex(8), folder, self._channel)
+        self._faults = faults
+        self.chaos = Chaos(lambda: self.members, self._servants, is_enabled=config.chaos.enabled)
+        launcher = Launcher(config, secrets.token_hex(8), folder, self._channel, self.chaos.log)
         self._config = config
         self._limits = config.deadlines.limits
         self._widths = launcher.widths
@@ -67,10 +70,7 @@ class Fleet:
         self.trainers: dict[TrainerId, ActorHandle] = {
             trainer: launcher.trainer(trainer, trainer_class, trainer_arguments) for trainer in launcher.trainers
         }
-        self.shards: dict[ShardId, ActorHandle] = {
-            shard: launcher.shard(shard, model, [f for f in faults if f.shard == shard.index], self._coordinator)
-            for shard in launcher.shards
-        }
+        self.shards: dict[ShardId, ActorHandle] = {shard: launcher.shard(shard, model) for shard in launcher.shards}
         self._processes: dict[Member, tuple[ProcessId, ...]] = {}
         self._supervisor: FleetSupervisor | None = None
         self.ledger = LedgerClient(self._ledger, writer="driver", ledger_s=self._limits.ledger_s)
@@ -104,6 +104,7 @@ class Fleet:
         watcher = LedgerClient(self._ledger, writer="supervisor", ledger_s=self._limits.ledger_s)
         self._supervisor = FleetSupervisor(watcher, self.shards)
         self._supervisor.start()
+        self.chaos.arm(*self._faults)
 
     def refit(self, version: int, *, while_waiting: Callable[[], None] | None = None) -> RefitReport:
         """Push ``version`` to every shard that may take part; blocks until it landed.
@@ -129,23 +130,22 @@ class Fleet:
     def serving(self) -> tuple[ShardId, ...]:
         return self.ledger.serving()
 
-    def struck(self) -> tuple[str, ...]:
-        """Every fault of the run that struck, by its own record."""
-        struck: tuple[str, ...] = ray.get(self._coordinator.struck.remote(), timeout=self._limits.ledger_s)
-        return struck
-
     def close(self) -> None:
         """End every actor of the run and prove it, frozen ones included. Idempotent; bounded."""
         if self._supervisor is not None:
             self._supervisor.stop()
-        for handle in (*self.members.values(), self._coordinator, self._ledger):
+        for handle in (*self.members.values(), *self._servants().values()):
             ray.kill(handle)
+        self.chaos.close()
         node = ray.get_runtime_context().get_node_id()
         here = [process for ids in self._processes.values() for process in ids if process.node == node]
         left = kill_proved(here, timeout_s=_CLOSE_S)
         self._channel.close()
         if left:
             logger.error("processes_left", extra={"pids": [process.pid for process in left]})
+
+    def _servants(self) -> dict[str, ActorHandle]:
+        return {"ledger": self._ledger, "coordinator": self._coordinator}
 
     def _wait_for_the_others(self, timeout_s: float) -> None:
         """The ledger and the coordinator load as well; only then do the limits of their calls apply."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_refit.actors.coordinator import RefitCoordinator, coordinator_options
 from elastic_refit.actors.ledger import ledger_actor
+from elastic_refit.actors.setup import ParticipantSetup
 from elastic_refit.actors.trainer import TrainerActor, trainer_options
 from elastic_refit.actors.vllm_shard import VllmShardActor, shard_options
-from elastic_refit.chaos import Fault
 from elastic_refit.config import RunConfig
 from elastic_refit.control.setup import ChannelPlan, EndSetup
 from elastic_refit.core.ids import Member, ShardId, TrainerId
@@ -24,7 +24,6 @@ from elastic_refit.core.ledger_state import LedgerPolicy
 from elastic_refit.core.refit_state import RefitPolicy
 from elastic_refit.engines.registry import engine_environment
 from elastic_refit.errors import ConfigError
-from elastic_refit.participant_setup import ParticipantSetup
 from elastic_refit.ranks import rank_name
 from elastic_refit.transports.base import Packing
 from elastic_refit.transports.registry import load_transport
@@ -43,6 +42,7 @@ class Launcher:
     run_id: str
     folder: Path
     channel: ChannelPlan
+    fault_log: ActorHandle | None = None
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -68,9 +68,8 @@ class Launcher:
 
     def coordinator(self, ledger: ActorHandle) -> ActorHandle:
         """On the driver's node, where the incidents are kept."""
-        limits = self.config.deadlines.limits
         policy = RefitPolicy(
-            limits,
+            self.config.deadlines.limits,
             max_recoveries=self.config.refit.max_recoveries_per_refit,
             min_healthy=self.config.fleet.min_healthy,
             commit=self.config.refit.commit,
@@ -86,16 +85,16 @@ class Launcher:
             policy,
             ledger,
             self.channel.host(),
-            ledger_s=limits.ledger_s,
             widths=self.widths,
             incident_folder=self.incidents,
+            fault_log=self.fault_log,
         )
 
     def trainer(self, trainer: TrainerId, kind: type[TrainerActor], arguments: Mapping[str, Any]) -> ActorHandle:
         actor = ray.remote(**trainer_options(num_cpus=self.config.ray.cpus_per_trainer))(kind)
         return actor.options(name=f"{trainer} {self.run_id}").remote(self._setup(trainer), **arguments)
 
-    def shard(self, shard: ShardId, model: str, faults: Sequence[Fault], fault_log: ActorHandle) -> ActorHandle:
+    def shard(self, shard: ShardId, model: str) -> ActorHandle:
         engine = self.config.engine
         actor = ray.remote(**shard_options(num_cpus=self.config.ray.cpus_per_shard))(VllmShardActor)
         environment = {"env_vars": engine_environment(engine.kind)}
@@ -104,8 +103,6 @@ class Launcher:
             engine=engine.kind,
             model=model,
             engine_options=engine.options,
-            faults=faults,
-            fault_log=fault_log,
         )
 
     def _setup(self, member: Member) -> ParticipantSetup:
@@ -117,6 +114,7 @@ class Launcher:
             control=self._ends(member),
             stacks_folder=self.incidents,
             transport=refit.transport,
+            fault_log=self.fault_log,
         )
 
     def _ends(self, member: Member) -> tuple[EndSetup, ...]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import ray
 
+from elastic_refit.actors.sabotage import Sabotaged
+from elastic_refit.actors.setup import ParticipantSetup
 from elastic_refit.core.messages import (
     Answer,
     JoinOrder,
@@ -21,7 +23,6 @@ from elastic_refit.core.messages import (
     SettleOrder,
     TransferOrder,
 )
-from elastic_refit.participant_setup import ParticipantSetup
 from elastic_refit.processes import exit_when_orphaned
 from elastic_refit.transports.base import WeightSource
 
@@ -33,13 +34,13 @@ def trainer_options(**options: Any) -> dict[str, Any]:
     return {"concurrency_groups": {"refit": 1, "control": 4}, "max_restarts": 0, **options}
 
 
-class TrainerActor(ABC):
+class TrainerActor(Sabotaged, ABC):
     """One trainer rank. Training must not change the weights between ``refit(version)`` and its return."""
 
     def __init__(self, setup: ParticipantSetup) -> None:
         exit_when_orphaned()
         self._setup = setup
-        self._participant = setup.participant(ray.get_runtime_context().get_node_id())
+        self._participant, self._saboteur = setup.hosted()
 
     @abstractmethod
     def weight_source(self) -> WeightSource:

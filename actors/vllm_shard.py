@@ -6,17 +6,17 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 
-from elastic_refit.chaos import Fault, FaultRecord, Saboteur
+from elastic_refit.actors.sabotage import Sabotaged
+from elastic_refit.actors.setup import ParticipantSetup
 from elastic_refit.core.messages import Answer, Committed, Order, ReadyOrder, Settled, SettleOrder
 from elastic_refit.engines.base import NO_VERSION, Sample, SamplingSpec
 from elastic_refit.engines.registry import build_engine
 from elastic_refit.errors import ShardError
-from elastic_refit.participant_setup import ParticipantSetup
 from elastic_refit.processes import end_descendants, exit_when_orphaned
 from elastic_refit.shard_ranks import seat_ranks
 
@@ -24,7 +24,6 @@ __all__ = ["VllmShardActor", "shard_options"]
 
 logger = logging.getLogger(__name__)
 
-_KEEP_RECORD_S = 10.0
 _ATTENDED = 16
 """Questions at once: one that a silent rank leaves open must not keep the next one from being heard."""
 _GENERATIONS = 32
@@ -43,7 +42,7 @@ def shard_options(**options: Any) -> dict[str, Any]:
     return {"concurrency_groups": groups, "max_restarts": 0, **options}
 
 
-class VllmShardActor:
+class VllmShardActor(Sabotaged):
     """An engine (vLLM, or the plain torch one) that serves a version only once it holds all of it."""
 
     def __init__(
@@ -53,17 +52,13 @@ class VllmShardActor:
         engine: str,
         model: str,
         engine_options: dict[str, Any] | None = None,
-        faults: Sequence[Fault] = (),
-        fault_log: ray.actor.ActorHandle | None = None,
     ) -> None:
         exit_when_orphaned()  # from here on: loading may take minutes
         self.name = str(setup.member)
-        self._saboteur = Saboteur(tuple(faults), _keeper(fault_log)) if faults else None
         self._engine = build_engine(engine, model, dict(engine_options or {}), width=setup.width)
         self._engine.when_dead(_end_with_the_engine)
-        reach = self._saboteur.reach if self._saboteur is not None else None
-        node = ray.get_runtime_context().get_node_id()
-        self._ranks = seat_ranks(self._engine, setup, node, reach)
+        self._ranks = seat_ranks(self._engine, setup, setup.node, setup.keep)
+        self._saboteur = self._ranks.saboteur
         self._in_refit = False
         self._released = 0
         self._release = threading.Condition()
@@ -108,12 +103,6 @@ class VllmShardActor:
         """Returns once the engine has loaded: the version that the shard may serve, if any."""
         return self._ranks.serving_version
 
-    @ray.method(concurrency_group="control")
-    def idle(self, version: int) -> None:
-        """The driver says that no refit is in progress and ``version`` comes next: where an ``idle`` fault strikes."""
-        if self._saboteur is not None:
-            self._saboteur.reach(version, "idle")
-
     @ray.method(concurrency_group="sentinel")
     def hold(self, token: int) -> int:
         """Stay in the task table until ``token`` is released. Only the process' death ends it with an error."""
@@ -135,12 +124,3 @@ def _end_with_the_engine(why: str) -> None:
     time.sleep(_LAST_WORDS_S)
     end_descendants(timeout_s=_END_S)
     os._exit(1)
-
-
-def _keeper(fault_log: ray.actor.ActorHandle | None) -> Callable[[FaultRecord], None]:
-    def keep(record: FaultRecord) -> None:
-        if fault_log is None:
-            raise ShardError(f"{record.fault} has nowhere to be recorded, so it does not strike")
-        ray.get(fault_log.note_fault.remote(record), timeout=_KEEP_RECORD_S)
-
-    return keep

@@ -60,6 +60,8 @@ def demo(
         "engine": "engine.kind",
     }
     chosen = [f"{keys[name]}={value}" for name, value in rest.items() if value is not None]
+    if faults:
+        chosen.append("chaos.enabled=true")
     if rest["engine"] is not None:
         chosen.insert(0, "engine.options={}")  # the file's options are those of the file's engine
     config = _demo_config(path, [*chosen, *overrides])

@@ -21,6 +21,7 @@ from elastic_refit.errors import ConfigError
 from elastic_refit.transports.registry import require_transport
 
 __all__ = [
+    "ChaosConfig",
     "DeadlinesConfig",
     "EngineConfig",
     "FleetConfig",
@@ -234,6 +235,14 @@ class RayConfig(Section):
     """CPUs that the cluster reserves for each shard."""
 
 
+class ChaosConfig(Section):
+    """Faults on purpose, for tests of a run. docs/chaos.md says which there are."""
+
+    enabled: bool = False
+    """Let the driver kill, freeze and disturb members of this run in the middle of refits. Never in production: off,
+    no fault can be armed and a refit's code path asks nothing."""
+
+
 class RunConfig(Section):
     """Everything about one run."""
 
@@ -243,6 +252,7 @@ class RunConfig(Section):
     ledger: LedgerConfig = LedgerConfig()
     engine: EngineConfig = EngineConfig()
     ray: RayConfig = RayConfig()
+    chaos: ChaosConfig = ChaosConfig()
 
 
 C = TypeVar("C", bound=Section)

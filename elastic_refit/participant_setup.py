@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
+from elastic_refit.chaos import FaultRecord, Saboteur
 from elastic_refit.communicators.tcp import TcpBackend
 from elastic_refit.control.setup import EndSetup
 from elastic_refit.core.deadlines import Deadlines
 from elastic_refit.core.ids import Member
-from elastic_refit.participant import Reach, RefitParticipant
+from elastic_refit.participant import RefitParticipant
 from elastic_refit.processes import identify
 from elastic_refit.transports.base import Packing
 from elastic_refit.transports.registry import build_transport
 
-__all__ = ["ParticipantSetup"]
+__all__ = ["Keep", "RankSetup"]
+
+Keep = Callable[[FaultRecord], None]
+"""Has the record of a fault kept before it strikes; see :class:`Saboteur`."""
+
 
 _CHUNK_BYTES = 1 << 20
 _CHUNKS_PER_BUCKET = 4
@@ -23,7 +28,7 @@ _CHUNKS_PER_BUCKET = 4
 
 
 @dataclass(frozen=True, slots=True)
-class ParticipantSetup:
+class RankSetup:
     """``control`` has an end of the channel for each of the member's ranks.
 
     ``host`` is the interface that the communicator listens on; None: loopback, for a fleet on one node.
@@ -43,22 +48,28 @@ class ParticipantSetup:
         """How many ranks the member has."""
         return len(self.control)
 
-    def participant(
-        self, node: str, *, rank: int = 0, pids: Sequence[int] = (), reach: Reach | None = None
-    ) -> RefitParticipant:
-        """The participant of this process on ``node``, for the member's rank number ``rank``.
+    def for_workers(self) -> RankSetup:
+        """What a process that is no actor needs of it."""
+        return RankSetup(**{each.name: getattr(self, each.name) for each in fields(RankSetup)})
 
-        ``pids`` are processes of the member that speak by this one.
+    def participant(
+        self, node: str, *, rank: int = 0, pids: Sequence[int] = (), keep: Keep | None = None
+    ) -> tuple[RefitParticipant, Saboteur | None]:
+        """The participant of this process on ``node``, for the member's rank number ``rank``, and who may strike it.
+
+        ``pids`` are processes of the member that speak by this one. Without ``keep`` nothing strikes.
         """
+        processes = [identify(pid, node) for pid in sorted({os.getpid(), *pids})]
+        saboteur = None if keep is None else Saboteur(self.member, keep, processes=processes)
         chunk_bytes = min(_CHUNK_BYTES, max(1, self.packing.bucket_bytes // _CHUNKS_PER_BUCKET))
         participant = RefitParticipant(
             self.member,
             build_transport(self.transport, TcpBackend(self.host, chunk_bytes=chunk_bytes)),
             deadlines=self.deadlines,
-            processes=[identify(pid, node) for pid in sorted({os.getpid(), *pids})],
-            reach=reach,
+            processes=processes,
+            reach=None if saboteur is None else saboteur.reach,
             rank=rank,
         )
         participant.leave_stacks(self.stacks_folder)
         participant.open_channel(self.control[rank])
-        return participant
+        return participant, saboteur

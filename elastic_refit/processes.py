@@ -25,6 +25,7 @@ __all__ = [
     "identify",
     "kill_proved",
     "signal_catchers",
+    "signal_processes",
     "wait_until_running",
 ]
 
@@ -73,6 +74,18 @@ def kill_proved(processes: Iterable[ProcessId], *, timeout_s: float) -> list[Pro
     finally:
         for handle in handles.values():
             os.close(handle)
+
+
+def signal_processes(processes: Iterable[ProcessId], number: int) -> list[ProcessId]:
+    """Send signal ``number`` to these processes of this node, in their order; returns those that were there."""
+    signalled = []
+    for process in processes:
+        handle = _open(process)
+        if handle is not None:
+            signal.pidfd_send_signal(handle, number)
+            signalled.append(process)
+            os.close(handle)
+    return signalled
 
 
 def signal_catchers(processes: Iterable[ProcessId], number: int) -> list[ProcessId]:

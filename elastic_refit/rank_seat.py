@@ -7,9 +7,11 @@ that an abort does not end.
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
 
+from elastic_refit.core.ids import ProcessId
 from elastic_refit.core.messages import (
     Answer,
     CommitOrder,
@@ -24,10 +26,12 @@ from elastic_refit.core.messages import (
 from elastic_refit.engines.base import WeightReceiver
 from elastic_refit.errors import CommunicatorAborted
 from elastic_refit.participant import RefitParticipant
-from elastic_refit.participant_setup import ParticipantSetup
+from elastic_refit.participant_setup import RankSetup
+from elastic_refit.processes import identify
+from elastic_refit.rank_faults import FaultyRank
 from elastic_refit.rank_line import listen_at
 
-__all__ = ["Moved", "RankSeat", "line_path", "move", "roll_back", "take_seat"]
+__all__ = ["Moved", "RankSeat", "SeatPlan", "line_path", "move", "roll_back", "take_seat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +42,13 @@ class Moved:
     serving_version: int | None
 
 
-class RankSeat:
+class RankSeat(FaultyRank):
     """What the line asks for; any thread."""
 
-    def __init__(self, participant: RefitParticipant) -> None:
-        self.participant = participant
+    participant: RefitParticipant
+
+    def __init__(self) -> None:
+        super().__init__()
         self._changed = threading.Condition()
         self._paused: ReadyOrder | None = None
         self._left_epoch = -1
@@ -104,11 +110,24 @@ def line_path(folder: str, rank: int) -> str:
     return f"{folder}/{rank}"
 
 
-def take_seat(setup: ParticipantSetup, node: str, folder: str, receiver: WeightReceiver) -> None:
-    """Make this process a rank that takes part in refits, and have it answer at its path in ``folder``. Once."""
-    seat = RankSeat(setup.participant(node, rank=receiver.rank))
+@dataclass(frozen=True, slots=True)
+class SeatPlan:
+    """Where the ranks of a shard sit: their setup, their node, the folder of their lines, and if they may be struck."""
+
+    setup: RankSetup
+    node: str
+    folder: str
+    has_faults: bool
+
+
+def take_seat(plan: SeatPlan, receiver: WeightReceiver) -> ProcessId:
+    """Make this process a rank that takes part in refits, and have it answer at its line's path. Once."""
+    seat, rank = RankSeat(), receiver.rank
+    keep = seat.keep if plan.has_faults else None
+    seat.participant, seat.saboteur = plan.setup.participant(plan.node, rank=rank, keep=keep)
     _seats.append(seat)
-    listen_at(line_path(folder, receiver.rank), seat)
+    listen_at(line_path(plan.folder, rank), seat)
+    return identify(os.getpid(), plan.node)
 
 
 def move(order: Order, receiver: WeightReceiver) -> Moved:

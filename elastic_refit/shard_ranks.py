@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from elastic_refit.chaos import Saboteur
 from elastic_refit.core.messages import (
     Answer,
     CommitOrder,
@@ -33,11 +34,12 @@ from elastic_refit.core.messages import (
 )
 from elastic_refit.engines.base import ShardEngine
 from elastic_refit.errors import ShardError
-from elastic_refit.participant import Reach, RefitParticipant
-from elastic_refit.participant_setup import ParticipantSetup
+from elastic_refit.participant import RefitParticipant
+from elastic_refit.participant_setup import Keep, RankSetup
 from elastic_refit.processes import identify, wait_until_running
+from elastic_refit.rank_faults import RankSaboteurs
 from elastic_refit.rank_line import RankLine
-from elastic_refit.rank_seat import Moved, line_path, move, roll_back, take_seat
+from elastic_refit.rank_seat import Moved, SeatPlan, line_path, move, roll_back, take_seat
 from elastic_refit.ranks import rank_name, worst_of
 
 __all__ = ["ShardRanks", "seat_ranks"]
@@ -45,6 +47,9 @@ __all__ = ["ShardRanks", "seat_ranks"]
 
 class ShardRanks(ABC):
     """Any thread may ``attend``; one at a time may ``work``."""
+
+    saboteur: Saboteur | RankSaboteurs | None = None
+    """Who may strike the ranks, in a run that was started for it."""
 
     @property
     @abstractmethod
@@ -64,8 +69,8 @@ class ShardRanks(ABC):
         """Leave the group, and the channel. Idempotent."""
 
 
-def seat_ranks(engine: ShardEngine, setup: ParticipantSetup, node: str, reach: Reach | None = None) -> ShardRanks:
-    """Have every rank of ``engine`` take its part. ``reach`` is called in this process only.
+def seat_ranks(engine: ShardEngine, setup: RankSetup, node: str, keep: Keep | None = None) -> ShardRanks:
+    """Have every rank of ``engine`` take its part. Without ``keep`` none of them can be struck on purpose.
 
     Raises:
         ShardError: the engine does not have as many ranks as the setup.
@@ -73,14 +78,15 @@ def seat_ranks(engine: ShardEngine, setup: ParticipantSetup, node: str, reach: R
     if engine.width != setup.width:
         raise ShardError(f"{setup.member} is planned with {setup.width} ranks and its engine has {engine.width}")
     if engine.has_workers:
-        return _WorkerRanks(engine, setup, node)
-    return _OwnRank(engine, setup.participant(node, pids=engine.pids(), reach=reach))
+        return _WorkerRanks(engine, setup, node, keep)
+    return _OwnRank(engine, *setup.participant(node, pids=engine.pids(), keep=keep))
 
 
 class _OwnRank(ShardRanks):
     """The engine, and so the only rank, is in this process."""
 
-    def __init__(self, engine: ShardEngine, participant: RefitParticipant) -> None:
+    def __init__(self, engine: ShardEngine, participant: RefitParticipant, saboteur: Saboteur | None) -> None:
+        self.saboteur = saboteur
         self._engine = engine
         self._participant = participant
 
@@ -119,17 +125,21 @@ class _OwnRank(ShardRanks):
 class _WorkerRanks(ShardRanks):
     """Each rank is in a worker process of the engine, and has a line of its own."""
 
-    def __init__(self, engine: ShardEngine, setup: ParticipantSetup, node: str) -> None:
+    def __init__(self, engine: ShardEngine, setup: RankSetup, node: str, keep: Keep | None) -> None:
         self._engine = engine
         self._member = setup.member
         self._serving: int | None = None
         self._own = range(0)
         self._left_epoch = -1
         self._folder = tempfile.mkdtemp(prefix="elastic-refit-")  # only this user may enter it
-        engine.in_workers(partial(take_seat, setup, node, self._folder))
-        ranks = range(setup.width)
-        self._lines = [RankLine.to(line_path(self._folder, rank), rank_name(setup.member, rank)) for rank in ranks]
+        plan = SeatPlan(setup.for_workers(), node, self._folder, has_faults=keep is not None)
+        ranks = engine.in_workers(partial(take_seat, plan))
+        self._lines = [
+            RankLine.to(line_path(self._folder, rank), rank_name(setup.member, rank)) for rank in range(setup.width)
+        ]
         self._processes = tuple(identify(pid, node) for pid in sorted({os.getpid(), *engine.pids()}))
+        if keep is not None:
+            self.saboteur = RankSaboteurs(self._lines, keep, ranks=ranks, processes=self._processes)
 
     @property
     def serving_version(self) -> int | None:

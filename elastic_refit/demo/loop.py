@@ -68,7 +68,7 @@ class Loop:
         try:
             self._load(fleet)
             self._steps(fleet, result)
-            result.broken = broken_promises(result, self.faults, fleet.struck())
+            result.broken = broken_promises(result, self.faults, [record.fault for record in fleet.chaos.records()])
         except ElasticRefitError as error:
             result.error = f"{type(error).__name__}: {error}"
             incident = error.fields.get("incident")
@@ -138,8 +138,7 @@ class Loop:
     def _strike_idle(self, fleet: Fleet, version: int) -> None:
         for fault in self.faults:
             if fault.phase == "idle" and fault.version == version:
-                shard = next(handle for shard, handle in fleet.shards.items() if shard.index == fault.shard)
-                ray.wait([shard.idle.remote(version)], timeout=5)
+                ray.wait([fleet.members[fault.striker].idle.remote(version)], timeout=5)
 
     def _prompts(self) -> list[tuple[int, ...]]:
         """Every prompt of the run, once for each of its samples."""

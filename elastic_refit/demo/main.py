@@ -10,6 +10,7 @@ from rich.console import Console
 
 from elastic_refit.actors.launch import require_cpus
 from elastic_refit.chaos import Fault
+from elastic_refit.core.ids import ShardId
 from elastic_refit.core.manifest import build_manifest
 from elastic_refit.demo.cluster import cluster, log_folder
 from elastic_refit.demo.config import DemoConfig
@@ -52,10 +53,8 @@ def _folder() -> Path:
 
 def _check_faults(faults: Sequence[Fault], config: DemoConfig, num_buckets: int) -> None:
     for fault in faults:
-        if fault.shard >= config.fleet.shards:
-            raise ConfigError(
-                f"--{fault.kind}: there is no shard {fault.shard}; shards are 0 to {config.fleet.shards - 1}"
-            )
+        if isinstance(fault.victim, ShardId) and fault.victim.index >= config.fleet.shards:
+            raise ConfigError(f"--{fault.kind}: there is no {fault.victim}; shards are 0 to {config.fleet.shards - 1}")
         if not 1 <= fault.version <= config.demo.steps:
             raise ConfigError(f"--{fault.kind}: there is no step {fault.version}; steps are 1 to {config.demo.steps}")
         if fault.bucket is not None and fault.bucket >= num_buckets:

@@ -14,10 +14,10 @@ import torch
 import xxhash
 from torch import nn
 
+from elastic_refit.actors.setup import ParticipantSetup
 from elastic_refit.actors.trainer import TrainerActor
 from elastic_refit.demo.tiny_model import load_trainer_model
 from elastic_refit.engines.base import Sample
-from elastic_refit.participant_setup import ParticipantSetup
 from elastic_refit.transports.base import HeldWeights, WeightSource
 
 __all__ = ["Gap", "PolicyTrainer"]

@@ -72,7 +72,7 @@ class DemoResult:
         os.replace(draft, path)
 
 
-def broken_promises(result: DemoResult, planned: Sequence[Fault], struck: Sequence[str]) -> list[str]:
+def broken_promises(result: DemoResult, planned: Sequence[Fault], struck: Sequence[Fault]) -> list[str]:
     """What the run promised and did not keep, one sentence each. ``struck`` are the faults that have a record."""
     broken = [
         f"step {row.step}: sampled tokens differ from the trainer's by {row.logprob_gap:.1e}, limit {MAX_GAP:g}"
@@ -85,7 +85,7 @@ def broken_promises(result: DemoResult, planned: Sequence[Fault], struck: Sequen
         for row in result.steps[1:]
         if row.logprob_gap_previous is None or not row.logprob_gap_previous > MIN_GAP_PREVIOUS
     ]
-    broken += [f"{fault} did not strike" for fault in planned if str(fault) not in struck]
+    broken += [f"{fault} did not strike" for fault in planned if fault not in struck]
     start = result.bring_up
     if start is not None and len(result.steps) > 1 and not result.steps[-1].reward > start.reward:
         broken.append(f"the reward did not rise: {start.reward:.3f} at first, {result.steps[-1].reward:.3f} at the end")

@@ -159,8 +159,8 @@ class ShardEngine(ABC):
         """As :meth:`in_workers`; the first rank's result."""
         return self.in_workers(function)[0]
 
-    def when_dead(self, callback: Callable[[str], None]) -> None:  # noqa: B027 - an engine in this process has none
-        """Have ``callback`` called, with a sentence, on a thread of the engine's, when a process of its own has died."""
+    def when_dead(self, callback: Callable[[str], None]) -> None:  # noqa: B027 - an engine in this process calls nobody
+        """Have ``callback`` called, with a sentence, on another thread, when a process of the engine's own has died."""
 
     @abstractmethod
     def pids(self) -> tuple[int, ...]:

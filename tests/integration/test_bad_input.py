@@ -25,7 +25,7 @@ pytestmark = pytest.mark.ray
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--set", "demo.model=/nowhere/at/all"], "/nowhere/at/all"),
         (["--kill", "0@1:bucket:99"], "no bucket 99"),
-        (["--kill", "7@1:bucket:0"], "no shard 7"),
+        (["--kill", "7@1:bucket:0"], "no shard[7]"),
         (["--kill", "0@99:bucket:0"], "no step 99"),
         (["--freeze", "0@1:lunch"], "SHARD@STEP:PHASE"),
         (["--json", "/nowhere/at/all/out.json"], "/nowhere/at/all"),

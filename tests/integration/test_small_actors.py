@@ -44,7 +44,7 @@ def coordinator(ray_cluster: None, tmp_path: Path) -> Iterator[ActorHandle[Recor
     remote: Any = ray.remote  # its stubs do not know what a class becomes
     kind = remote(**coordinator_options())(Recording)
     policy, plan = RefitPolicy(DeadlinesConfig().limits), ChannelPlan()
-    actor = kind.remote(policy, ledger, plan.host(), ledger_s=WAIT_S, widths=(1,), incident_folder=str(tmp_path))
+    actor = kind.remote(policy, ledger, plan.host(), widths=(1,), incident_folder=str(tmp_path))
     ray.get(actor.watch.remote(str(tmp_path)), timeout=WAIT_S)
     yield actor
     ray.kill(actor)

@@ -139,7 +139,7 @@ def test_a_model_with_more_sections_loads_the_same_way(tmp_path: Path) -> None:
 CANNOT_BE_USED = [
     ("fleet: {shrads: 3}", "run.yaml: there is no setting fleet.shrads; the nearest is fleet.shards"),
     ("min_healthy: 2", "run.yaml: there is no setting min_healthy; the nearest is fleet.min_healthy"),
-    ("xyz: 2", "run.yaml: there is no setting xyz; there are fleet, refit, deadlines, ledger, engine, ray"),
+    ("xyz: 2", "run.yaml: there is no setting xyz; there are fleet, refit, deadlines, ledger, engine, ray, chaos"),
     (
         "fleet: {zzzz: 1}",
         "run.yaml: there is no setting fleet.zzzz; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_refit.chaos import Fault
+from elastic_refit.core.ids import ShardId
 from elastic_refit.demo.result import DemoResult, StepRow, broken_promises
 
 GOOD = StepRow(
@@ -19,7 +20,7 @@ GOOD = StepRow(
     reward=0.6,
     incident=None,
 )
-FAULT = Fault("kill", 0, 2, "bucket:1")
+FAULT = Fault("kill", ShardId(0), 2, "bucket:1")
 
 
 def _run(*rows: StepRow) -> DemoResult:
@@ -29,7 +30,7 @@ def _run(*rows: StepRow) -> DemoResult:
 
 def test_a_run_that_kept_every_promise_has_none_to_name() -> None:
     rows = (GOOD, replace(GOOD, step=2, version=2, reward=0.7))
-    assert broken_promises(_run(*rows), [FAULT], [str(FAULT)]) == []
+    assert broken_promises(_run(*rows), [FAULT], [FAULT]) == []
 
 
 def test_wrong_weights_are_a_broken_promise() -> None:

@@ -22,6 +22,7 @@ from elastic_refit.control.setup import ChannelPlan, EndSetup
 from elastic_refit.core.ids import Member, ShardId, TrainerId
 from elastic_refit.core.ledger_state import LedgerPolicy
 from elastic_refit.core.refit_state import RefitPolicy
+from elastic_refit.engines.base import Hosting
 from elastic_refit.engines.registry import engine_environment
 from elastic_refit.errors import ConfigError
 from elastic_refit.ranks import rank_name
@@ -97,12 +98,14 @@ class Launcher:
     def shard(self, shard: ShardId, model: str) -> ActorHandle:
         engine = self.config.engine
         actor = ray.remote(**shard_options(num_cpus=self.config.ray.cpus_per_shard))(VllmShardActor)
-        environment = {"env_vars": engine_environment(engine.kind)}
+        hosting = Hosting(self.widths[shard.index], engine.process, engine.pause)
+        environment = {"env_vars": engine_environment(engine.kind, hosting)}
         return actor.options(name=f"{shard} {self.run_id}", runtime_env=environment).remote(
             self._setup(shard),
             engine=engine.kind,
             model=model,
             engine_options=engine.options,
+            hosting=hosting,
         )
 
     def _setup(self, member: Member) -> ParticipantSetup:

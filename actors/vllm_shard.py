@@ -14,7 +14,7 @@ import ray
 from elastic_refit.actors.sabotage import Sabotaged
 from elastic_refit.actors.setup import ParticipantSetup
 from elastic_refit.core.messages import Answer, Committed, Order, ReadyOrder, Settled, SettleOrder
-from elastic_refit.engines.base import NO_VERSION, Sample, SamplingSpec
+from elastic_refit.engines.base import NO_VERSION, Hosting, Sample, SamplingSpec
 from elastic_refit.engines.registry import build_engine
 from elastic_refit.errors import ShardError
 from elastic_refit.processes import end_descendants, exit_when_orphaned
@@ -52,10 +52,11 @@ class VllmShardActor(Sabotaged):
         engine: str,
         model: str,
         engine_options: dict[str, Any] | None = None,
+        hosting: Hosting | None = None,
     ) -> None:
         exit_when_orphaned()  # from here on: loading may take minutes
         self.name = str(setup.member)
-        self._engine = build_engine(engine, model, dict(engine_options or {}), width=setup.width)
+        self._engine = build_engine(engine, model, dict(engine_options or {}), hosting=hosting)
         self._engine.when_dead(_end_with_the_engine)
         self._ranks = seat_ranks(self._engine, setup, setup.node, setup.keep)
         self._saboteur = self._ranks.saboteur
@@ -90,7 +91,7 @@ class VllmShardActor(Sabotaged):
         if self._ranks.serving_version is None and not self._in_refit:
             raise ShardError(f"{self.name} holds no whole version; it serves after the first refit that it commits")
         samples = self._engine.generate(prompts, sampling)
-        if any(sample.weight_version == NO_VERSION for sample in samples):
+        if any(NO_VERSION in sample.token_versions for sample in samples):
             raise ShardError(f"{self.name} holds no whole version: a refit was rolled back while the request waited")
         return samples
 

@@ -13,19 +13,43 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
     from elastic_refit.core.manifest import Manifest
 
-__all__ = ["NO_VERSION", "Sample", "SamplingSpec", "ShardEngine", "WeightReceiver", "request_seed"]
+__all__ = [
+    "NO_VERSION",
+    "Hosting",
+    "PauseMode",
+    "Sample",
+    "SamplingSpec",
+    "ShardEngine",
+    "WeightReceiver",
+    "request_seed",
+]
 
 T = TypeVar("T")
 
+PauseMode = Literal["wait", "abort", "keep"]
+
 NO_VERSION = -1
 """What weights are called that are no whole version: some tensors of an update came, and the update did not finish."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """Where an engine lives: how many ranks it has, in whose process, and what a pause does to running requests.
+
+    ``process``: ``inline`` (that of the caller; one rank), ``own`` (processes of the engine's own), or None: what suits
+    its kind.
+    """
+
+    width: int = 1
+    process: Literal["inline", "own"] | None = None
+    pause: PauseMode = "wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +79,14 @@ class Sample:
 
     ``logprobs[i]`` is the natural-log probability of ``token_ids[i]`` under the full distribution, float32, at
     temperature 1. ``weight_version`` is the version of the weights that made every token of it, or ``NO_VERSION``.
+    ``token_versions`` has each token's: in a sample that went on across a refit they differ.
     """
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     weight_version: int
+    token_versions: tuple[int, ...]
 
 
 def request_seed(seed: int | None, index: int) -> int | None:

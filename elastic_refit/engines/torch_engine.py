@@ -137,12 +137,13 @@ class TorchEngine(ShardEngine):
             generators = [_generator(request_seed(sampling.seed, index)) for index in indices]
             token_ids, logprobs = self._sample([prompts[index] for index in indices], sampling, generators)
             for row, index in enumerate(indices):
-                length = self._length(token_ids[row], sampling)
+                length, version = self._length(token_ids[row], sampling), self._receiver.update.version
                 samples[index] = Sample(
                     prompt_ids=prompts[index],
                     token_ids=tuple(token_ids[row][:length]),
                     logprobs=tuple(logprobs[row][:length]),
-                    weight_version=self._receiver.update.version,
+                    weight_version=version,
+                    token_versions=(version,) * length,
                 )
         return [samples[index] for index in range(len(prompts))]
 

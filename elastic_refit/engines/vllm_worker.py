@@ -10,6 +10,7 @@ an update is finished that is not whole; a layer is left on the meta device when
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,7 @@ __all__ = [
     "ElasticRefitWorkerExtension",
     "VllmReceiver",
     "WorkerOutcome",
+    "assume_version",
     "register",
 ]
 
@@ -184,6 +186,7 @@ class VllmReceiver(WeightReceiver):
     """The receiver protocol on one vLLM worker. It holds no state of its own: a new one goes on where the last was."""
 
     def __init__(self, worker: Any) -> None:
+        self.rank = int(worker.rank)
         self._worker = worker
         self._transfer: ElasticRefitTransfer = worker.weight_transfer_engine
 
@@ -205,6 +208,10 @@ class VllmReceiver(WeightReceiver):
             self._transfer.rollback()
         self._transfer.reset_weight_update_target()
         self._worker._weight_update_active = False
+
+    def assume_version(self, version: int) -> None:
+        """Call the weights that are loaded ``version``."""
+        self._transfer.update.version = version
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +239,27 @@ class ElasticRefitWorkerExtension:
         update = self.weight_transfer_engine.update
         return WorkerOutcome(value=value, error=failure, version=update.version, update_open=update.is_open)
 
-    def elastic_refit_assume_version(self, version: int) -> None:
-        """The weights that were loaded at start are ``version``."""
-        self.weight_transfer_engine.update.version = version
+    def elastic_refit_run(self, blob: bytes) -> bytes:
+        """As :meth:`elastic_refit_call`, for a caller in another process: by pickle, as whole blobs.
+
+        vLLM would change the types of what is nested in arguments and results.
+        """
+        try:
+            outcome = self.elastic_refit_call(pickle.loads(blob))
+            answer = pickle.dumps(outcome)
+            if outcome.error is not None:
+                pickle.loads(answer)
+            return answer
+        except Exception as error:  # noqa: BLE001 - what cannot travel is told as what can
+            failure = RuntimeError(f"{type(error).__name__}: {error}")
+            update = self.weight_transfer_engine.update
+            return pickle.dumps(WorkerOutcome(None, failure, update.version, update.is_open))
+
+
+def assume_version(version: int, receiver: WeightReceiver) -> None:
+    """The weights that were loaded at start are ``version``."""
+    assert isinstance(receiver, VllmReceiver), "for a worker of vLLM's"
+    receiver.assume_version(version)
 
 
 register()

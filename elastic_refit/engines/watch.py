@@ -17,7 +17,7 @@ import psutil
 
 from elastic_refit.errors import ShardDied
 
-__all__ = ["DeathWatch", "engine_processes"]
+__all__ = ["DeathWatch", "end_processes", "engine_processes"]
 
 T = TypeVar("T")
 
@@ -26,6 +26,15 @@ def engine_processes() -> tuple[int, ...]:
     """Every process that descends from this one, the trackers of ``multiprocessing`` left out: they hold nothing."""
     children = psutil.Process().children(recursive=True)
     return tuple(child.pid for child in children if not _is_tracker(child))
+
+
+def end_processes(pids: Sequence[int], *, timeout_s: float) -> None:
+    """SIGKILL what is left of ``pids``, children of this process or theirs, and wait until it is gone."""
+    living = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    for process in living:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(living, timeout=timeout_s)
 
 
 def _is_tracker(process: psutil.Process) -> bool:

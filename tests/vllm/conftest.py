@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_refit.engines.vllm_engine import vllm_environment
+from elastic_refit.engines.vllm_terms import vllm_environment
 
-for name, value in vllm_environment().items():
+for name, value in vllm_environment(is_inline=True).items():
     os.environ.setdefault(name, value)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastic_refit.engines.registry import build_engine, require_engine
-from elastic_refit.engines.vllm_engine import vllm_environment
+from elastic_refit.engines.vllm_terms import vllm_environment
 from elastic_refit.errors import ConfigError
 
 find_spec = importlib.util.find_spec
@@ -63,6 +63,6 @@ def test_naming_an_engine_and_asking_for_its_environment_imports_nothing_heavy()
 
 
 def test_the_vllm_environment_keeps_the_engine_in_its_process_and_off_the_network() -> None:
-    environment = vllm_environment()
+    environment = vllm_environment(is_inline=True)
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert environment["HF_HUB_OFFLINE"] == environment["VLLM_NO_USAGE_STATS"] == "1"

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from elastic_refit.engines.base import Sample, SamplingSpec, ShardEngine, WeightReceiver
 from elastic_refit.engines.checkpoint import require_checkpoint
@@ -28,6 +28,8 @@ class TorchWorkersEngine(ShardEngine):
     """``width`` processes, each with a :class:`TorchEngine` and its ``options``."""
 
     has_workers = True
+    rank_module: ClassVar[str] = "elastic_refit.engines.torch_rank"
+    """What each process runs."""
 
     def __init__(
         self, model: str, options: Mapping[str, Any] | None = None, *, initial_version: int = 0, width: int = 2
@@ -35,7 +37,7 @@ class TorchWorkersEngine(ShardEngine):
         """Raises ConfigError as the plain engine does, and ShardDied if a process ends while it loads."""
         require_checkpoint(model)
         self.width = width
-        started = [_start(rank) for rank in range(width)]
+        started = [_start(self.rank_module, rank) for rank in range(width)]
         self._children = [child for child, _ in started]
         self._lines = [line for _, line in started]
         self._watch = DeathWatch([child.pid for child in self._children])
@@ -93,9 +95,9 @@ class TorchWorkersEngine(ShardEngine):
         return results
 
 
-def _start(rank: int) -> tuple[subprocess.Popen[bytes], RankLine]:
+def _start(module: str, rank: int) -> tuple[subprocess.Popen[bytes], RankLine]:
     mine, its = socket.socketpair()
-    command = [sys.executable, "-m", "elastic_refit.engines.torch_rank", str(its.fileno())]
+    command = [sys.executable, "-m", module, str(its.fileno())]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with its:
         child = subprocess.Popen(command, pass_fds=[its.fileno()], env=environment, stdin=subprocess.DEVNULL)

@@ -52,7 +52,11 @@ class RankLine:
     def to(cls, path: str, name: str) -> RankLine:
         """Connect to a process that listens at ``path``."""
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(path)
+        try:
+            connection.connect(path)
+        except OSError:
+            connection.close()
+            raise
         return cls(connection, name)
 
     def ask(self, verb: str, *arguments: Any) -> Future[Any]:

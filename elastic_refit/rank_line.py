@@ -64,11 +64,11 @@ class RankLine:
         future: Future[Any] = Future()
         with self._lock:
             self._count += 1
-            question = _Question(self._count, verb, arguments)
+            raw = pickle.dumps(_Question(self._count, verb, arguments))
             if not self._is_over:
-                self._asked[question.number] = future
+                self._asked[self._count] = future
                 with contextlib.suppress(OSError):  # then the reading thread sees the end too, and answers
-                    self._connection.sendall(pickle.dumps(question))
+                    self._connection.sendall(raw)
                 return future
         future.set_exception(self._death())
         return future

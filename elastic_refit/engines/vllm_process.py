@@ -88,9 +88,12 @@ class VllmProcessEngine(ShardEngine):
 
     def in_workers(self, function: Callable[[WeightReceiver], T]) -> list[T]:
         with self._worker:
+            number = next(self._count)
             blob = pickle.dumps(function)
-            answers = self._call(self._llm.collective_rpc("elastic_refit_run", args=(blob,)))
+            answers = self._call(self._llm.collective_rpc("elastic_refit_run", args=(blob, number)))
             outcomes = [pickle.loads(answer) for answer in answers]
+            if any(outcome.number != number for outcome in outcomes):
+                raise ShardError("a rank answered an older call: a worker RPC of somebody else's has raised")
             versions = {outcome.version for outcome in outcomes}
             self._update_open = any(outcome.update_open for outcome in outcomes)
             # Nothing is scheduled while ranks differ, or between their answers and this.

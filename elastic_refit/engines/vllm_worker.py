@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -216,12 +216,16 @@ class VllmReceiver(WeightReceiver):
 
 @dataclass(frozen=True, slots=True)
 class WorkerOutcome:
-    """What one worker answers. ``version`` and ``update_open`` are the state after the call, whatever came of it."""
+    """What one worker answers. ``version`` and ``update_open`` are the state after the call, whatever came of it.
+
+    ``number`` is the call's: where a worker RPC of somebody else raised, vLLM may hand out an older call's answer.
+    """
 
     value: Any
     error: BaseException | None
     version: int
     update_open: bool
+    number: int = 0
 
 
 class ElasticRefitWorkerExtension:
@@ -239,13 +243,13 @@ class ElasticRefitWorkerExtension:
         update = self.weight_transfer_engine.update
         return WorkerOutcome(value=value, error=failure, version=update.version, update_open=update.is_open)
 
-    def elastic_refit_run(self, blob: bytes) -> bytes:
+    def elastic_refit_run(self, blob: bytes, number: int) -> bytes:
         """As :meth:`elastic_refit_call`, for a caller in another process: by pickle, as whole blobs.
 
         vLLM would change the types of what is nested in arguments and results.
         """
         try:
-            outcome = self.elastic_refit_call(pickle.loads(blob))
+            outcome = replace(self.elastic_refit_call(pickle.loads(blob)), number=number)
             answer = pickle.dumps(outcome)
             if outcome.error is not None:
                 pickle.loads(answer)
@@ -253,7 +257,7 @@ class ElasticRefitWorkerExtension:
         except Exception as error:  # noqa: BLE001 - what cannot travel is told as what can
             failure = RuntimeError(f"{type(error).__name__}: {error}")
             update = self.weight_transfer_engine.update
-            return pickle.dumps(WorkerOutcome(None, failure, update.version, update.is_open))
+            return pickle.dumps(WorkerOutcome(None, failure, update.version, update.is_open, number))
 
 
 def assume_version(version: int, receiver: WeightReceiver) -> None:

@@ -14,6 +14,9 @@ for name, value in vllm_environment(is_inline=True).items():
     os.environ.setdefault(name, value)
 
 
+pytest.register_assert_rewrite("tests.engine_suite")
+
+
 @pytest.fixture(scope="session")
 def libnccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stand-in for NCCL."""

@@ -57,8 +57,6 @@ class WideFleet:
         self.shard = seat_ranks(engine, RankSetup(SHARD, LIMITS, packing, ends, folder), "here")
         backend = TcpBackend(chunk_bytes=packing.bucket_bytes // 4)  # as the setup has it: all ranks must agree
         self.trainer = RefitParticipant(TRAINER, BroadcastTransport(backend), deadlines=LIMITS)
-            TRAINER, BroadcastTransport(TcpBackend(chunk_bytes=packing.bucket_bytes // 4)), deadlines=LIMITS
-        )
         self.threads = ThreadPoolExecutor(8)
         self.epoch = 0
 

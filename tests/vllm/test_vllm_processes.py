@@ -1,4 +1,4 @@
-"""vLLM with processes of its own and two tensor-parallel ranks: the engine suite, and what only such an engine can do."""
+"""vLLM with processes of its own and two tensor-parallel ranks: the engine suite, and what only it can do."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from elastic_refit.engines.base import NO_VERSION, PauseMode, Sample, SamplingSpec, ShardEngine, WeightReceiver
 from elastic_refit.engines.checkpoint import require_checkpoint
-from elastic_refit.engines.vllm_terms import engine_arguments, prompts_of, sample_of, sampling_params
+from elastic_refit.engines.vllm_terms import engine_arguments, is_turned_away, prompts_of, sample_of, sampling_params
 from elastic_refit.engines.watch import DeathWatch, end_processes, engine_processes
 from elastic_refit.errors import ConfigError, ShardDied, ShardError
 
@@ -49,7 +49,7 @@ class VllmProcessEngine(ShardEngine):
         initial_version: int = 0,
     ) -> None:
         """Raises ConfigError: no model, or an option that cannot be used here."""
-        fitting = _for_width(dict(options or {}), width)
+        fitting = fitting_options(dict(options or {}), width)
         arguments = engine_arguments(str(require_checkpoint(model)), fitting, is_inline=False)
         self.width = width
         self._mode = pause
@@ -58,6 +58,8 @@ class VllmProcessEngine(ShardEngine):
         self._update_open = False
         self._is_closed = False
         self._pauses = 0
+        self._is_open = asyncio.Event()
+        self._is_open.set()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="vllm-loop", daemon=True).start()
         before = engine_processes()
@@ -77,14 +79,12 @@ class VllmProcessEngine(ShardEngine):
             raise ValueError(str(error)) from error
 
     def pause(self) -> None:
-        self._pauses += 1
-        # With its cache cleared, a request that goes on computes its past again with the new weights.
-        self._call(self._llm.pause_generation(mode=self._mode, clear_cache=True))
+        self._call(self._pause())
 
     def resume(self) -> None:
         if self._update_open:
             raise ShardError("cannot resume: a weight update is open; finish it or roll it back first")
-        self._call(self._llm.resume_generation())
+        self._call(self._resume())
 
     def in_workers(self, function: Callable[[WeightReceiver], T]) -> list[T]:
         with self._worker:
@@ -148,15 +148,31 @@ class VllmProcessEngine(ShardEngine):
                 task.cancel()
 
     async def _one(self, prompt: Any, params: Any) -> Sample:
-        """A request that a pause has aborted is made again, and waits for the new weights."""
+        """One request. Whoever comes in a pause waits for its end, and so does one that the pause has thrown out."""
         while True:
+            await self._is_open.wait()
             pauses = self._pauses
-            answers = self._llm.generate(prompt, params, f"request-{next(self._count)}")
-            *_, output = [answer async for answer in answers]
+            try:
+                answers = self._llm.generate(prompt, params, f"request-{next(self._count)}")
+                *_, output = [answer async for answer in answers]
+            except Exception as error:
+                if self._pauses > pauses and is_turned_away(error):
+                    continue
+                raise
             if output.outputs[0].finish_reason != "abort":
                 return sample_of(output)
             if pauses == self._pauses:
                 raise ShardError("vLLM aborted a request that nobody had asked it to")
+
+    async def _pause(self) -> None:
+        self._pauses += 1
+        self._is_open.clear()
+        # With its cache cleared, a request that goes on computes its past again with the new weights.
+        await self._llm.pause_generation(mode=self._mode, clear_cache=True)
+
+    async def _resume(self) -> None:
+        await self._llm.resume_generation()
+        self._is_open.set()
 
 
 async def _start(arguments: Mapping[str, Any]) -> Any:
@@ -166,7 +182,7 @@ async def _start(arguments: Mapping[str, Any]) -> Any:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**{"disable_log_stats": True, **arguments}))
 
 
-def _for_width(options: dict[str, Any], width: int) -> dict[str, Any]:
+def fitting_options(options: dict[str, Any], width: int) -> dict[str, Any]:
     """The ranks of an engine are those of its tensor and pipeline parallelism; the first takes what is not said."""
     if options.get("data_parallel_size", 1) != 1:
         raise ConfigError("engine options: data_parallel_size must be 1: each replica is a shard of its own")

@@ -9,7 +9,19 @@ from typing import Any
 from elastic_refit.engines.base import NO_VERSION, Sample, SamplingSpec, request_seed
 from elastic_refit.errors import ConfigError, ShardError
 
-__all__ = ["engine_arguments", "prompts_of", "sample_of", "sampling_params", "vllm_environment"]
+__all__ = [
+    "KNOWN_VERSIONS",
+    "engine_arguments",
+    "is_turned_away",
+    "prompts_of",
+    "require_known",
+    "sample_of",
+    "sampling_params",
+    "vllm_environment",
+]
+
+KNOWN_VERSIONS = ("0.32", "0.33")
+"""Those whose private parts, as far as :mod:`elastic_refit.engines.vllm_api` uses them, somebody has looked at."""
 
 _EXTENSION = "elastic_refit.engines.vllm_worker.ElasticRefitWorkerExtension"
 _OWN_OPTIONS = frozenset({"model", "weight_transfer_config", "worker_extension_cls", "logprobs_mode"})
@@ -48,6 +60,9 @@ def engine_arguments(model: str, options: Mapping[str, Any], *, is_inline: bool)
         raise ConfigError(f"engine options: {taken[0]!r} is set by elastic-refit itself", field=taken[0])
     try:
         import torch
+        import vllm
+
+        require_known(vllm.__version__)
         from vllm.config import WeightTransferConfig
 
         from elastic_refit.engines import vllm_worker
@@ -64,6 +79,21 @@ def engine_arguments(model: str, options: Mapping[str, Any], *, is_inline: bool)
         "logprobs_mode": "raw_logprobs",
     }
     return {**options, **own}
+
+
+def require_known(version: str) -> None:
+    """Raises ConfigError if nobody has looked at this version of vLLM."""
+    if ".".join(version.split(".")[:2]) not in KNOWN_VERSIONS:
+        raise ConfigError(
+            f"vLLM {version} is unknown to this version of elastic-refit, which knows {', '.join(KNOWN_VERSIONS)} and "
+            "uses parts that may change; install one of these",
+            version=version,
+        )
+
+
+def is_turned_away(error: BaseException) -> bool:
+    """Whether vLLM refused a request for the time of a pause; only 0.33 has such an error."""
+    return type(error).__name__ == "RetryableRequestError"
 
 
 def prompts_of(prompts: Sequence[Sequence[int]]) -> list[Any]:

@@ -123,6 +123,8 @@ def _round(fleet: Fleet, version: int) -> dict[str, float]:
 
 _spent: list[float] = []
 """In a shard's process: seconds inside vLLM since the last look."""
+_is_timed: list[bool] = []
+"""Holds something once they are counted there."""
 
 
 def _watch_engine(actor: VllmShardActor) -> None:
@@ -130,9 +132,9 @@ def _watch_engine(actor: VllmShardActor) -> None:
     from elastic_refit.engines.vllm_worker import VllmReceiver
 
     _spent.clear()
-    if hasattr(VllmReceiver, "is_timed"):
+    if _is_timed:
         return
-    VllmReceiver.is_timed = True
+    _is_timed.append(True)
     for name in ("begin", "feed", "finish"):
         setattr(VllmReceiver, name, _timed(getattr(VllmReceiver, name)))
 

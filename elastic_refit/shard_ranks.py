@@ -7,7 +7,6 @@ version that all hold. What must never happen here: a silent rank hidden behind 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -131,12 +130,11 @@ class _WorkerRanks(ShardRanks):
         self._serving: int | None = None
         self._own = range(0)
         self._left_epoch = -1
-        self._folder = tempfile.mkdtemp(prefix="elastic-refit-")  # only this user may enter it
-        plan = SeatPlan(setup.for_workers(), node, self._folder, has_faults=keep is not None)
-        ranks = engine.in_workers(partial(take_seat, plan))
-        self._lines = [
-            RankLine.to(line_path(self._folder, rank), rank_name(setup.member, rank)) for rank in range(setup.width)
-        ]
+        with tempfile.TemporaryDirectory(prefix="elastic-refit-") as folder:  # only this user may enter it
+            plan = SeatPlan(setup.for_workers(), node, folder, has_faults=keep is not None)
+            ranks = engine.in_workers(partial(take_seat, plan))
+            names = [rank_name(setup.member, rank) for rank in range(setup.width)]
+            self._lines = [RankLine.to(line_path(folder, rank), name) for rank, name in enumerate(names)]
         self._processes = tuple(identify(pid, node) for pid in sorted({os.getpid(), *engine.pids()}))
         if keep is not None:
             self.saboteur = RankSaboteurs(self._lines, keep, ranks=ranks, processes=self._processes)
@@ -179,7 +177,6 @@ class _WorkerRanks(ShardRanks):
     def close(self) -> None:
         for line in self._lines:
             line.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _pause(self, order: ReadyOrder) -> Answer:
         """The ranks say that they pause while the engine does, so that a pause that hangs is seen where it hangs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,7 @@ class Lab:
         *,
         tie_embeddings: bool = False,
         hosting: Hosting | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         make_tiny_model(directory, family=family, seed=11, tie_embeddings=tie_embeddings)
         self.directory = str(directory)
@@ -74,7 +75,7 @@ class Lab:
         self.previous: PreTrainedModel = self.trainer
         self.version = 0
         self.manifest = build_manifest(tensor_specs(self.trainer.named_parameters()), BUCKET_BYTES)
-        options = VLLM_OPTIONS if kind == "vllm" else {}
+        options = options or (VLLM_OPTIONS if kind == "vllm" else {})
         self.engine: ShardEngine = build_engine(kind, self.directory, options, hosting=hosting or INLINE)
         self.fleet: WideFleet | None = None
         """Where the engine's workers have taken their seats, once a test needs them to."""
@@ -121,7 +122,10 @@ class Lab:
         self.engine.resume()
 
     def sample(self, temperature: float = 1.0, seed: int = 3) -> list[Sample]:
-        return self.engine.generate(PROMPTS, SamplingSpec(max_tokens=16, temperature=temperature, seed=seed))
+        return self.sample_from(self.engine, temperature, seed)
+
+    def sample_from(self, engine: ShardEngine, temperature: float = 1.0, seed: int = 3) -> list[Sample]:
+        return engine.generate(PROMPTS, SamplingSpec(max_tokens=16, temperature=temperature, seed=seed))
 
     def require_exact(self) -> list[Sample]:
         """The engine has the trainer's weights and says so; the previous version would have been told apart."""

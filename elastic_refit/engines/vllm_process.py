@@ -8,6 +8,7 @@ sample labelled with a version that a rank does not hold; a process of the engin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import pickle
@@ -90,14 +91,14 @@ class VllmProcessEngine(ShardEngine):
         with self._worker:
             number = next(self._count)
             blob = pickle.dumps(function)
-            answers = self._call(self._llm.collective_rpc("elastic_refit_run", args=(blob, number)))
+            answers = self._call(self._run(blob, number))
             outcomes = [pickle.loads(answer) for answer in answers]
             if any(outcome.number != number for outcome in outcomes):
                 raise ShardError("a rank answered an older call: a worker RPC of somebody else's has raised")
             versions = {outcome.version for outcome in outcomes}
             self._update_open = any(outcome.update_open for outcome in outcomes)
             # Nothing is scheduled while ranks differ, or between their answers and this.
-            self._call(self._llm.update_weight_version(str(versions.pop() if len(versions) == 1 else NO_VERSION)))
+            self._call(self._label(versions.pop() if len(versions) == 1 else NO_VERSION))
         for outcome in outcomes:
             if outcome.error is not None:
                 raise outcome.error
@@ -114,7 +115,8 @@ class VllmProcessEngine(ShardEngine):
             return
         self._is_closed = True
         self._watch.close()
-        self._loop.call_soon_threadsafe(self._llm.shutdown)
+        with contextlib.suppress(Exception):  # of an engine that is dead already; its processes end all the same
+            asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result(_END_S)
         end_processes(self._processes, timeout_s=_END_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -163,6 +165,17 @@ class VllmProcessEngine(ShardEngine):
                 return sample_of(output)
             if pauses == self._pauses:
                 raise ShardError("vLLM aborted a request that nobody had asked it to")
+
+    async def _run(self, blob: bytes, number: int) -> list[bytes]:
+        answers: list[bytes] = await self._llm.collective_rpc("elastic_refit_run", args=(blob, number))
+        return answers
+
+    async def _label(self, version: int) -> None:
+        await self._llm.update_weight_version(str(version))
+
+    async def _shut_down(self) -> None:
+        self._llm.shutdown()
+        self._llm = None
 
     async def _pause(self) -> None:
         self._pauses += 1

@@ -5,45 +5,34 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from pathlib import Path
 
 import ray
 
-from elastic_refit import errors
 from elastic_refit.actors.ledger_client import LedgerClient
+from elastic_refit.actors.node_agent import Fences
 from elastic_refit.actors.refit_shell import RefitShell
+from elastic_refit.actors.reports import RefitReport, error_of, incident_of, report_of
 from elastic_refit.actors.sabotage import struck_in
+from elastic_refit.actors.takeover import close_what_is_open
 from elastic_refit.control.host import ControlHost
 from elastic_refit.control.setup import HostSetup
 from elastic_refit.core import ledger_queries
 from elastic_refit.core.events import Event as LedgerEvent
-from elastic_refit.core.ids import Member, TrainerId
+from elastic_refit.core.ids import Member, ProcessId, TrainerId
 from elastic_refit.core.refit_state import Ended, Fleet, Landed, RefitPolicy, RefitRequested, RefitState
-from elastic_refit.incident import Incident, IncidentClock, names_of, sentence_of, write_incident
+from elastic_refit.errors import ElasticRefitError
+from elastic_refit.incident import Incident, write_incident
 from elastic_refit.processes import exit_when_orphaned
-from elastic_refit.stacks import stacks_of
 from elastic_refit.turns import Turns
 
-__all__ = ["RefitCoordinator", "RefitReport", "coordinator_options"]
+__all__ = ["RefitCoordinator", "coordinator_options"]
 
 logger = logging.getLogger(__name__)
 
 _CALLERS = 3
 """Of refits: one that runs, one that waits, and one more that takes the place of who waits."""
-
-
-@dataclass(frozen=True, slots=True)
-class RefitReport:
-    """A refit that landed. ``size_bytes`` are those of one copy of the weights; ``seconds`` include a recovery."""
-
-    version: int
-    world_size: int
-    participants: tuple[str, ...]
-    seconds: float
-    size_bytes: int
-    num_buckets: int
-    rebuilt: bool
-    incident: Incident | None
 
 
 def coordinator_options() -> dict[str, object]:
@@ -70,16 +59,46 @@ class RefitCoordinator:
         self._members: dict[Member, ray.actor.ActorHandle] = {}
         self._widths = widths
         self._incident_folder = incident_folder
-        self._node = ray.get_runtime_context().get_node_id()
+        self._agents: dict[str, ray.actor.ActorHandle] = {}
+        self._lost: ElasticRefitError | None = None
         self._state = RefitState(policy, coordinator=channel.incarnation)
         self._fault_log = fault_log
-        self._incidents = 0
+        self._incidents = len(list(Path(incident_folder).glob("incident-*.json")))
         self._turns = Turns()
 
     @ray.method(concurrency_group="control")
-    def enlist(self, members: Mapping[Member, ray.actor.ActorHandle]) -> None:
-        """These may be called from the next refit on. Returns once the actor is up."""
-        self._members.update(members)
+    def enlist(
+        self,
+        members: Mapping[Member, ray.actor.ActorHandle],
+        agents: Mapping[str, ray.actor.ActorHandle],
+        *,
+        ends: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """These may be called from the next refit on, instead of who sat in their seats. Returns once the actor is up.
+
+        ``agents`` by node. ``ends``: the public keys of those whom the control channel does not know yet, by name.
+        """
+        for name, key in (ends or {}).items():
+            self._channel.admit(name, key)
+        self._agents.update(agents)
+        seats = {(type(member), member.index) for member in members}
+        kept = {each: handle for each, handle in self._members.items() if (type(each), each.index) not in seats}
+        self._members = {**kept, **members}
+
+    @ray.method(concurrency_group="control")
+    def alive(self) -> None:
+        """Answers at once, whatever a refit waits for."""
+
+    @ray.method(concurrency_group="refit")
+    def take_over(self, processes: Mapping[Member, tuple[ProcessId, ...]]) -> None:
+        """Follow a coordinator that died; ``processes`` is what each member consists of.
+
+        Raises:
+            LedgerLost: there is no ledger to read what was open.
+        """
+        limit_s = self._state.policy.deadlines.settle_s
+        epoch = close_what_is_open(self._ledger, self._channel, self._members, settle_s=limit_s)
+        self._state = replace(self._state, epoch=epoch, processes=dict(processes))
 
     @ray.method(concurrency_group="refit")
     def refit(self, version: int) -> RefitReport:
@@ -100,26 +119,27 @@ class RefitCoordinator:
             self._state,
             self._members,
             record=self._record,
-            node=self._node,
+            fences=Fences(self._agents, self._members, self._incident_folder),
             channel=self._channel,
-            stacks_folder=self._incident_folder,
         )
-        outcome = shell.run(RefitRequested(version, self._fleet()))
-        self._state = shell.state
-        incident = self._incident(shell.clock, outcome, version) if shell.clock.began is not None else None
+        outcome = self._run(shell, RefitRequested(version, self._fleet()))
+        incident = self._incident(shell, outcome, version) if shell.clock.began is not None else None
         if isinstance(outcome, Ended):
-            raise _error(outcome, incident)
-        manifest = outcome.manifest
-        return RefitReport(
-            version=version,
-            world_size=outcome.membership.world_size,
-            participants=tuple(str(member) for member in outcome.membership.members),
-            seconds=time.monotonic() - began,
-            size_bytes=manifest.total_bytes,
-            num_buckets=manifest.num_buckets,
-            rebuilt=outcome.rebuilt,
-            incident=incident,
-        )
+            raise error_of(outcome, incident)
+        return report_of(outcome, incident, seconds=time.monotonic() - began)
+
+    def _run(self, shell: RefitShell, request: RefitRequested) -> Landed | Ended:
+        """Without its ledger a refit ends where it stands; nobody is left waiting in it, and no other one begins."""
+        if self._lost is not None:
+            raise self._lost
+        try:
+            outcome = shell.run(request)
+        except ElasticRefitError as error:
+            self._lost = error
+            self._channel.order_abort(shell.state.epoch, str(error))
+            raise
+        self._state = shell.state
+        return outcome
 
     def _fleet(self) -> Fleet:
         trainers = sum(isinstance(member, TrainerId) for member in self._members)
@@ -131,30 +151,8 @@ class RefitCoordinator:
         for ack in self._ledger.record(event).rejected:
             logger.error("event_rejected", extra={"event": repr(event), "reason": ack.reason})
 
-    def _incident(self, clock: IncidentClock, outcome: Landed | Ended, version: int) -> Incident:
+    def _incident(self, shell: RefitShell, outcome: Landed | Ended, version: int) -> Incident:
         self._incidents += 1
+        name, folder = f"incident-{self._incidents:03d}-v{version}", self._incident_folder
         struck = struck_in(self._fault_log, version)
-        clock.struck = struck[0].at_s if struck else None
-        seconds = clock.close()
-        incident = Incident(
-            id=f"incident-{self._incidents:03d}-v{version}",
-            version=version,
-            sentence=sentence_of(outcome, version, sum(seconds.values())),
-            names=names_of(outcome.findings),
-            rules=tuple(sorted({finding.rule for finding in outcome.findings})),
-            phase=clock.phase,
-            seconds=seconds,
-            findings=outcome.findings,
-            evidence=outcome.evidence if isinstance(outcome, Ended) else clock.evidence,
-            resent_buckets=outcome.resent_buckets if isinstance(outcome, Landed) else 0,
-            injected=tuple(str(record.fault) for record in struck),
-            error=outcome.error if isinstance(outcome, Ended) else None,
-            stacks=stacks_of(self._incident_folder, (finding.member for finding in outcome.findings)),
-        )
-        return write_incident(incident, self._incident_folder)
-
-
-def _error(outcome: Ended, incident: Incident | None) -> errors.ElasticRefitError:
-    kind = getattr(errors, outcome.error)
-    error: errors.ElasticRefitError = kind(outcome.sentence, names=names_of(outcome.findings), incident=incident)
-    return error
+        return write_incident(incident_of(shell, outcome, struck, name=name, version=version, folder=folder), folder)

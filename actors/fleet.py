@@ -7,38 +7,35 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError
 
-from elastic_refit.actors.coordinator import RefitReport
+from elastic_refit.actors.coordination import Coordination
 from elastic_refit.actors.launch import Launcher
 from elastic_refit.actors.ledger_client import LedgerClient
+from elastic_refit.actors.loading import OnReady, own_process, wait_until_up
+from elastic_refit.actors.reports import RefitReport
 from elastic_refit.actors.sabotage import Chaos
 from elastic_refit.actors.supervisor import FleetSupervisor
 from elastic_refit.actors.trainer import TrainerActor
 from elastic_refit.chaos import Fault
 from elastic_refit.config import RunConfig
 from elastic_refit.control.setup import ChannelPlan
-from elastic_refit.core.events import Registered
+from elastic_refit.core.events import Loaded, Registered, RestartFailed, Restarting
 from elastic_refit.core.ids import Member, ProcessId, ShardId, TrainerId
-from elastic_refit.core.messages import PingOrder
-from elastic_refit.errors import CoordinatorLost, ElasticRefitError, ShardDied, TrainerLost
+from elastic_refit.errors import ElasticRefitError, LedgerLost, ShardError
 from elastic_refit.processes import kill_proved
 
 __all__ = ["Fleet"]
 
 logger = logging.getLogger(__name__)
 
-OnReady = Callable[[Member], None]
-
 _CLOSE_S = 20.0
-_LOOK_S = 0.1
 
 
 class Fleet:
@@ -61,17 +58,19 @@ class Fleet:
         self._channel = ChannelPlan()
         self._faults = faults
         self.chaos = Chaos(lambda: self.members, self._servants, is_enabled=config.chaos.enabled)
-        launcher = Launcher(config, secrets.token_hex(8), folder, self._channel, self.chaos.log)
+        self._launcher = launcher = Launcher(config, secrets.token_hex(8), folder, self._channel, self.chaos.log)
+        self._model = model
         self._config = config
         self._limits = config.deadlines.limits
         self._widths = launcher.widths
         self._ledger = launcher.ledger()
-        self._coordinator = launcher.coordinator(self._ledger)
+        self._ledger_process: ProcessId | None = None
         self.trainers: dict[TrainerId, ActorHandle] = {
             trainer: launcher.trainer(trainer, trainer_class, trainer_arguments) for trainer in launcher.trainers
         }
         self.shards: dict[ShardId, ActorHandle] = {shard: launcher.shard(shard, model) for shard in launcher.shards}
-        self._processes: dict[Member, tuple[ProcessId, ...]] = {}
+        self.processes: dict[Member, tuple[ProcessId, ...]] = {}
+        self.coordination = Coordination(launcher, self._ledger, lambda: self.members, self.processes)
         self._supervisor: FleetSupervisor | None = None
         self.ledger = LedgerClient(self._ledger, writer="driver", ledger_s=self._limits.ledger_s)
 
@@ -82,23 +81,18 @@ class Fleet:
             members.update(group.items())
         return members
 
+    @property
+    def ports(self) -> tuple[int, int]:
+        """Where the control channel listens, until ``close``."""
+        return self._channel.address.beacon_port, self._channel.address.order_port
+
     def wait_until_loaded(self, *, timeout_s: float, on_ready: OnReady | None = None) -> None:
         """Return when every member has loaded; then the ledger knows them and the sentinels watch them.
 
         Raises:
             ShardDied, TrainerLost: a member did not come up; the message says why.
         """
-        asked = {handle.attend.remote(PingOrder(-1)): member for member, handle in self.members.items()}
-        waiting, deadline = list(asked), time.monotonic() + timeout_s
-        while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
-            if not ready:
-                late = ", ".join(str(asked[ref]) for ref in waiting)
-                raise ShardDied(f"{late} did not load within {timeout_s:g} s", members=late)
-            member = asked[ready[0]]
-            self._processes[member] = _came_up(member, ready[0])
-            if on_ready is not None:
-                on_ready(member)
+        self.processes.update(wait_until_up(self.members, timeout_s=timeout_s, on_ready=on_ready))
         self._wait_for_the_others(timeout_s)
         self.ledger.record(*(Registered(shard, self._widths[shard.index]) for shard in self.shards))
         watcher = LedgerClient(self._ledger, writer="supervisor", ledger_s=self._limits.ledger_s)
@@ -106,26 +100,45 @@ class Fleet:
         self._supervisor.start()
         self.chaos.arm(*self._faults)
 
+    def replace(self, *lost: ShardId, timeout_s: float) -> tuple[ShardId, ...]:
+        """Make a successor for each of these shards, which the ledger holds dead; blocks until they have loaded.
+
+        They are STALE then: they join the next refit, and serve once it has landed. No refit may run meanwhile.
+
+        Raises:
+            ShardError: the ledger does not allow it, a predecessor lives on, or a successor did not come up.
+        """
+        successors = tuple(ShardId(shard.index, shard.incarnation + 1) for shard in lost)
+        made = {shard: self._launcher.shard(shard, self._model) for shard in successors}
+        try:
+            self._require_gone(lost)
+            if refused := self.ledger.record(*map(Restarting, successors)).rejected:
+                raise ShardError(f"the ledger does not let them be replaced: {refused[0].reason}")
+            for shard, processes in wait_until_up(made, timeout_s=timeout_s).items():
+                self.processes[shard] = processes
+            self._introduce(made)
+        except ElasticRefitError as error:
+            for handle in made.values():
+                ray.kill(handle)
+            self.ledger.record(*(RestartFailed(shard, str(error)) for shard in successors))
+            raise
+        self.ledger.record(*map(Loaded, successors))
+        return successors
+
     def refit(self, version: int, *, while_waiting: Callable[[], None] | None = None) -> RefitReport:
         """Push ``version`` to every shard that may take part; blocks until it landed.
 
         Any thread may call it. One that comes while a refit runs waits for its end; a newer version that comes
-        meanwhile takes its place. Blocks at most twice ``driver_s``: the refit that runs, and this one.
+        meanwhile takes its place. A coordinator that dies is followed by another, which pushes the version again.
+        Blocks at most twice ``driver_s``: the refit that runs, and this one; and once more after such a death.
 
         Raises:
             Superseded: a newer version was asked for before this one began.
+            CoordinatorLost: the coordinator fell silent, or died twice.
             ElasticRefitError: the refit ended the run; the message is the sentence for a person.
         """
         world = len(self.trainers) + sum(self._widths[shard.index] for shard in self._joinable())
-        task = self._coordinator.refit.options(name=f"refit[v{version}] world={world}").remote(version)
-        limit_s = self._limits.driver_s(self._config.refit.max_recoveries_per_refit)
-        try:
-            return _wait(task, 2 * limit_s, while_waiting)
-        except RayTaskError as error:
-            own = error.cause  # Ray's wrapper has a type of its own, which nobody could match by name
-            raise own if isinstance(own, ElasticRefitError) else error from None
-        except (GetTimeoutError, RayActorError) as error:
-            raise CoordinatorLost(f"refit v{version}: the coordinator is gone or silent: {error}") from None
+        return self.coordination.refit(version, f"refit[v{version}] world={world}", while_waiting)
 
     def serving(self) -> tuple[ShardId, ...]:
         return self.ledger.serving()
@@ -137,50 +150,43 @@ class Fleet:
         for handle in (*self.members.values(), *self._servants().values()):
             ray.kill(handle)
         self.chaos.close()
-        node = ray.get_runtime_context().get_node_id()
-        here = [process for ids in self._processes.values() for process in ids if process.node == node]
-        left = kill_proved(here, timeout_s=_CLOSE_S)
+        servants = [each for each in (self._ledger_process, self.coordination.process) if each is not None]
+        left = kill_proved([*self._here(self.processes), *servants], timeout_s=_CLOSE_S)
         self._channel.close()
         if left:
             logger.error("processes_left", extra={"pids": [process.pid for process in left]})
 
+    def _require_gone(self, shards: Iterable[ShardId]) -> None:
+        left = kill_proved(self._here(shards), timeout_s=self._limits.fence_s)
+        if left:
+            raise ShardError(f"a predecessor lives on: {', '.join(f'pid {process.pid}' for process in left)}")
+
+    def _here(self, members: Iterable[Member]) -> list[ProcessId]:
+        """Their processes on the driver's node; those elsewhere are not ours to signal."""
+        node = ray.get_runtime_context().get_node_id()
+        return [each for member in members for each in self.processes.get(member, ()) if each.node == node]
+
+    def _introduce(self, made: Mapping[ShardId, ActorHandle]) -> None:
+        """The coordinator calls the newcomers from the next refit on, and the supervisor watches them."""
+        ends = {end.name: end.public_key for shard in made for end in self._launcher.ends(shard)}
+        self.coordination.introduce(made, timeout_s=self._limits.ledger_s, ends=ends)
+        seats = {shard.index for shard in made}
+        self.shards = {shard: handle for shard, handle in self.shards.items() if shard.index not in seats}
+        self.shards.update(made)
+        if self._supervisor is not None:
+            self._supervisor.watch(made)
+
     def _servants(self) -> dict[str, ActorHandle]:
-        return {"ledger": self._ledger, "coordinator": self._coordinator}
+        return {"ledger": self._ledger, "coordinator": self.coordination.handle}
 
     def _wait_for_the_others(self, timeout_s: float) -> None:
         """The ledger and the coordinator load as well; only then do the limits of their calls apply."""
-        up = [self._ledger.absent.remote(), self._coordinator.enlist.remote(self.members)]
         try:
-            ray.get(up, timeout=timeout_s)
+            self._ledger_process = ray.get(self._ledger.__ray_call__.remote(own_process), timeout=timeout_s)
         except (GetTimeoutError, RayActorError) as error:
-            raise CoordinatorLost(f"ledger and coordinator did not come up: {error}") from None
+            raise LedgerLost(f"the ledger did not come up: {error}") from None
+        self.coordination.introduce(self.members, timeout_s=timeout_s)
 
     def _joinable(self) -> tuple[ShardId, ...]:
         absent = set(self.ledger.absent())
         return tuple(shard for shard in self.shards if shard not in absent)
-
-
-def _came_up(member: Member, answer: ray.ObjectRef) -> tuple[ProcessId, ...]:
-    try:
-        pong = ray.get(answer)
-    except ActorDiedError as error:
-        why = _construction_error(error)
-        if isinstance(member, TrainerId):
-            raise TrainerLost(f"{member} did not come up: {why}", member=str(member)) from None
-        raise ShardDied(f"{member} did not come up: {why}", member=str(member)) from None
-    processes: tuple[ProcessId, ...] = pong.processes
-    return processes
-
-
-def _construction_error(error: ActorDiedError) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else "its process ended"
-
-
-def _wait(task: ray.ObjectRef, limit_s: float, while_waiting: Callable[[], None] | None) -> RefitReport:
-    deadline = time.monotonic() + limit_s
-    if while_waiting is not None:
-        while not ray.wait([task], timeout=_LOOK_S)[0] and time.monotonic() < deadline:
-            while_waiting()
-    report: RefitReport = ray.get(task, timeout=max(0.0, deadline - time.monotonic()))
-    return report

@@ -67,7 +67,7 @@ class Launcher:
         policy = LedgerPolicy(min_healthy=self.config.fleet.min_healthy, **self.config.ledger.model_dump())
         return ledger_actor(self.folder / "ledger.journal", run_id=self.run_id, policy=policy)
 
-    def coordinator(self, ledger: ActorHandle) -> ActorHandle:
+    def coordinator(self, ledger: ActorHandle, incarnation: int = 0) -> ActorHandle:
         """On the driver's node, where the incidents are kept."""
         policy = RefitPolicy(
             self.config.deadlines.limits,
@@ -77,15 +77,15 @@ class Launcher:
             has_links=load_transport(self.config.refit.transport).has_links,
         )
         for trainer in self.trainers:
-            self._ends(trainer)
+            self.ends(trainer)
         for shard in self.shards:
-            self._ends(shard)
+            self.ends(shard)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         actor = ray.remote(**coordinator_options())(RefitCoordinator)
-        return actor.options(name=f"coordinator {self.run_id}", scheduling_strategy=here).remote(
+        return actor.options(name=f"coordinator {self.run_id} {incarnation}", scheduling_strategy=here).remote(
             policy,
             ledger,
-            self.channel.host(),
+            self.channel.host(incarnation),
             widths=self.widths,
             incident_folder=self.incidents,
             fault_log=self.fault_log,
@@ -114,13 +114,13 @@ class Launcher:
             member,
             self.config.deadlines.limits,
             Packing(refit.bucket_bytes, refit.digest),
-            control=self._ends(member),
+            control=self.ends(member),
             stacks_folder=self.incidents,
             transport=refit.transport,
             fault_log=self.fault_log,
         )
 
-    def _ends(self, member: Member) -> tuple[EndSetup, ...]:
+    def ends(self, member: Member) -> tuple[EndSetup, ...]:
         """The ends of the control channel of all ranks of ``member``."""
         width = self.widths[member.index] if isinstance(member, ShardId) else 1
         return tuple(self.channel.end(rank_name(member, rank)) for rank in range(width))

@@ -13,17 +13,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
+from elastic_refit.actors.node_agent import Fences
 from elastic_refit.control.host import ControlHost
 from elastic_refit.control.stall import StallWatch
 from elastic_refit.core.events import EpochOpened
 from elastic_refit.core.events import Event as LedgerEvent
 from elastic_refit.core.ids import Member
-from elastic_refit.core.messages import Fault, Fenced, FenceOrder, Op, Pong, Settled, SettleOrder
+from elastic_refit.core.messages import Fault, FenceOrder, Op, Pong, Settled, SettleOrder
 from elastic_refit.core.refit import step
 from elastic_refit.core.refit_state import (
     Answered,
@@ -42,7 +42,6 @@ from elastic_refit.core.refit_state import (
     StartTimer,
 )
 from elastic_refit.incident import IncidentClock
-from elastic_refit.stacks import asked_path, end_with_stacks
 
 __all__ = ["RefitShell"]
 
@@ -69,17 +68,15 @@ class RefitShell:
         members: Mapping[Member, ray.actor.ActorHandle],
         *,
         record: Callable[[LedgerEvent], None],
-        node: str,
+        fences: Fences,
         channel: ControlHost,
-        stacks_folder: str,
     ) -> None:
         self.state = state
+        self.fences = fences
         self.clock = IncidentClock()
         self._members = members
         self._record = record
-        self._node = node
         self._channel = channel
-        self._stacks_folder = stacks_folder
         self._stall = StallWatch(channel.heard, state.policy.deadlines.stall_s)
         self._pending: dict[ray.ObjectRef, _Pending] = {}
         self._timers: list[tuple[float, int]] = []
@@ -137,20 +134,12 @@ class RefitShell:
         self._pending[ref] = _Pending(call.op, call.epoch, call.member)
 
     def _fence(self, call: Call) -> None:
-        """Kill what is on this node here and now; anything else by a task that runs where it is."""
-        order = call.order
-        assert isinstance(order, FenceOrder)
-        handle, limit_s = self._members[call.member], self.state.policy.round_s(Op.FENCE)
-        logger.warning("shard_condemned", extra={"member": str(call.member), "why": order.why})
-        nodes, stacks = {process.node for process in order.processes}, asked_path(self._stacks_folder, call.member)
-        if nodes <= {self._node}:
-            left = end_with_stacks(order.processes, stacks, timeout_s=limit_s / 2)
-            self._events.append(Answered(Op.FENCE, call.epoch, call.member, Fenced("by_epoch" if left else "gone")))
-        else:
-            strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(min(nodes), soft=False)
-            task = _fence_here.options(scheduling_strategy=strategy, name=f"fence[e{call.epoch}] {call.member}")
-            self._pending[task.remote(order, stacks, limit_s / 2)] = _Pending(Op.FENCE, call.epoch, call.member)
-        ray.kill(handle)
+        assert isinstance(call.order, FenceOrder)
+        limit_s = self.state.policy.round_s(Op.FENCE) / 2
+        calls = self.fences.begin(call.member, call.order, timeout_s=limit_s)
+        self._pending.update(dict.fromkeys(calls, _Pending(Op.FENCE, call.epoch, call.member)))
+        if not calls:
+            self._events.append(Answered(Op.FENCE, call.epoch, call.member, self.fences.result(call.member)))
 
     def _wait(self) -> None:
         """Add the next events: every answer that is there comes before a deadline that may have passed meanwhile."""
@@ -162,7 +151,7 @@ class RefitShell:
         ready, _ = ray.wait(refs, num_returns=1, timeout=patience_s) if refs else ([], refs)
         if ready:
             ready, _ = ray.wait(refs, num_returns=min(len(refs), _DRAIN), timeout=0)
-            self._events.extend(self._event_of(ref) for ref in ready)
+            self._events.extend(event for ref in ready if (event := self._event_of(ref)) is not None)
         elif self._timers and time.monotonic() >= due:
             _, token = heapq.heappop(self._timers)
             now = time.monotonic()
@@ -170,8 +159,11 @@ class RefitShell:
         elif watched is not None and stall_at <= now:
             self._events.append(StallSeen(watched))
 
-    def _event_of(self, ref: ray.ObjectRef) -> Event:
+    def _event_of(self, ref: ray.ObjectRef) -> Event | None:
         call = self._pending.pop(ref)
+        if call.op is Op.FENCE:
+            fenced = self.fences.take(call.member, ref)
+            return None if fenced is None else Answered(call.op, call.epoch, call.member, fenced)
         try:
             answer = ray.get(ref)
         except ActorDiedError:
@@ -190,9 +182,3 @@ class RefitShell:
             self.clock.last_progress = max(seen, self.clock.last_progress or seen)
         elif isinstance(answer, Settled):
             self.clock.released_s = max(self.clock.released_s, answer.released_s)
-
-
-@ray.remote(num_cpus=0, max_retries=0)
-def _fence_here(order: FenceOrder, stacks: Path, timeout_s: float) -> Fenced:
-    """Runs on the culprit's node."""
-    return Fenced("by_epoch" if end_with_stacks(order.processes, stacks, timeout_s=timeout_s) else "gone")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import signal
 import time
 from collections import defaultdict
@@ -18,10 +17,11 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastic_refit.chaos import Fault, FaultRecord, Saboteur
+from elastic_refit.actors.loading import own_process
+from elastic_refit.chaos import Fault, FaultRecord, Moment, Saboteur, aim_at_engine
 from elastic_refit.core.ids import Member, ProcessId
 from elastic_refit.errors import ConfigError
-from elastic_refit.processes import identify, signal_processes
+from elastic_refit.processes import signal_processes
 from elastic_refit.rank_faults import RankSaboteurs
 
 __all__ = ["Chaos", "FaultLog", "Sabotaged", "keep_in", "struck_in", "thaw"]
@@ -73,7 +73,8 @@ class Sabotaged:
     @ray.method(concurrency_group="control")
     def arm(self, *faults: Fault) -> None:
         """Have these strike too, in this member's process."""
-        self._require_saboteur().arm(*faults)
+        node = ray.get_runtime_context().get_node_id()
+        self._require_saboteur().arm(*(aim_at_engine(fault, self._engine_pids(), node) for fault in faults))
 
     @ray.method(concurrency_group="control")
     def disarm(self) -> None:
@@ -84,7 +85,10 @@ class Sabotaged:
     def idle(self, version: int, phase: str = "idle") -> None:
         """The driver says that no refit is in progress and ``version`` comes next: where such faults strike."""
         if self._saboteur is not None:
-            self._saboteur.reach(version, phase)
+            self._saboteur.reach(Moment(version, phase))
+
+    def _engine_pids(self) -> tuple[int, ...]:
+        return ()
 
     def _require_saboteur(self) -> Saboteur | RankSaboteurs:
         if self._saboteur is None:
@@ -150,14 +154,10 @@ class Chaos:
         """A fault against an actor that is no member, with the process to strike."""
         if not isinstance(fault.victim, str) or fault.targets:
             return fault
-        process = ray.get(self._servants()[fault.victim].__ray_call__.remote(_own_process), timeout=_CALL_S)
+        process = ray.get(self._servants()[fault.victim].__ray_call__.remote(own_process), timeout=_CALL_S)
         return dataclasses.replace(fault, targets=(process,))
 
 
 def thaw(processes: tuple[ProcessId, ...]) -> list[ProcessId]:
     """Let stopped processes of this node go on; returns those that are still there."""
     return signal_processes(processes, signal.SIGCONT)
-
-
-def _own_process(_: object) -> ProcessId:
-    return identify(os.getpid(), ray.get_runtime_context().get_node_id())

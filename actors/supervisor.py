@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -42,9 +43,15 @@ class FleetSupervisor:
 
     def __init__(self, ledger: LedgerClient, shards: Mapping[ShardId, ActorHandle]) -> None:
         self._ledger = ledger
-        self._watches = {shard: _hold(shard, handle, "LOADING", 1) for shard, handle in shards.items()}
+        self._watches: dict[ShardId, _Watch] = {}
+        self._coming: deque[tuple[ShardId, _Watch]] = deque()
+        self.watch(shards)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleet-supervisor", daemon=True)
+
+    def watch(self, shards: Mapping[ShardId, ActorHandle]) -> None:
+        """Watch these too, from now on. Any thread."""
+        self._coming.extend((shard, _hold(shard, handle, "LOADING", 1)) for shard, handle in shards.items())
 
     def start(self) -> None:
         self._thread.start()
@@ -66,6 +73,9 @@ class FleetSupervisor:
                 return
 
     def _look(self) -> None:
+        while self._coming:
+            shard, watch = self._coming.popleft()
+            self._watches[shard] = watch
         sentinels = {watch.sentinel: shard for shard, watch in self._watches.items()}
         if not sentinels:
             self._stopping.wait(_LOOK_S)

@@ -95,6 +95,9 @@ class VllmShardActor(Sabotaged):
             raise ShardError(f"{self.name} holds no whole version: a refit was rolled back while the request waited")
         return samples
 
+    def _engine_pids(self) -> tuple[int, ...]:
+        return self._engine.pids()
+
     def _reopen(self) -> None:
         self._in_refit = False
         self._engine.resume()

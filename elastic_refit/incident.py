@@ -47,6 +47,8 @@ class Incident:
     seconds: Mapping[str, float]
     findings: tuple[Finding, ...] = ()
     evidence: tuple[MemberEvidence, ...] = ()
+    fenced: Mapping[str, str] = field(default_factory=dict)
+    """By condemned member: ``gone`` (every process was seen to end), or ``by_epoch`` (nobody could reach its node)."""
     resent_buckets: int = 0
     injected: tuple[str, ...] = ()
     error: str | None = None

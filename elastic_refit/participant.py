@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_refit.beacon import ProgressRecorder
+from elastic_refit.chaos.moment import Moment
 from elastic_refit.communicators.base import GroupSpec
 from elastic_refit.control.end import ControlEnd
 from elastic_refit.control.setup import EndSetup
@@ -72,9 +73,6 @@ from elastic_refit.watchdog import Abortable, Armed, RefitAbortWatchdog, registe
 
 __all__ = ["RefitParticipant"]
 
-Reach = Callable[[int, str], None]
-"""Called with the version and the phase that the refit has come to in this process."""
-
 InWorker = Callable[[Callable[[WeightReceiver], None]], None]
 """Runs a function with the receiver where the weights are, as ``ShardEngine.in_worker`` does."""
 
@@ -89,10 +87,13 @@ class RefitParticipant:
         *,
         deadlines: Deadlines,
         processes: Sequence[ProcessId] = (),
-        reach: Reach | None = None,
+        reach: Callable[[Moment], None] | None = None,
         rank: int = 0,
     ) -> None:
-        """``rank`` is this process' number among the member's ranks."""
+        """``reach`` is called with every phase that a refit comes to in this process, on the thread that does.
+
+        ``rank`` is this process' number among the member's ranks.
+        """
         self.member = member
         self.serving_version: int | None = None
         """The version that this process holds whole; None before its first commit and inside an update."""
@@ -118,6 +119,11 @@ class RefitParticipant:
         """Report to the control channel, and obey it, until ``close``."""
         self._end = ControlEnd(setup, read_beacon=self._report, obey=self._watchdog.order_abort)
 
+    def cut_channel(self, is_cut: bool) -> None:
+        """Let nothing through on the control channel, or everything again."""
+        if self._end is not None:
+            self._end.is_cut = is_cut
+
     def leave_stacks(self, folder: str | Path) -> None:
         """From now on this process leaves its stacks in ``folder``: when it is asked, and when it cannot be freed.
 
@@ -141,6 +147,7 @@ class RefitParticipant:
         began = time.monotonic()
         self._watchdog.order_abort(order.epoch, order.reason)
         self._break_group(order.reason)
+        self._reached("settle", order)
         with self._idle:
             left = self._idle.wait_for(lambda: self._working == 0, timeout=self._deadlines.settle_s * 0.9)
         if not left:
@@ -223,6 +230,7 @@ class RefitParticipant:
         limit = self._deadlines.join_s
         with self._armed(order.epoch, abort_s=limit, hard_s=limit) as armed:
             armed.hand_over(_Breakable(self._transport, self._progress))
+            self._reached("joining:prepare", order)
             self._progress.entered = -1
             self._transport.reconcile_communicator(order.membership, group, timeout_s=limit)
         self._progress.communicator = self._transport.communicator
@@ -231,6 +239,7 @@ class RefitParticipant:
 
     def _pin(self, order: ReadyOrder, source: WeightSource, packing: Packing) -> Answer:
         self._require(order.epoch)
+        self._reached("packing", order)
         if self._pinned is None or self._pinned.version != order.version:
             manifest = self._manifests.manifest_of(source.specs(), packing)
             self._pinned = PinnedVersion(order.version, source, manifest)
@@ -240,6 +249,7 @@ class RefitParticipant:
 
     def _pause(self, order: ReadyOrder, pause: Callable[[], None]) -> Answer:
         self._require(order.epoch)
+        self._reached("pausing", order)
         self._progress.begin_refit()
         pause()
         return Done()
@@ -248,11 +258,14 @@ class RefitParticipant:
         pinned = self._pinned
         if pinned is None or pinned.version != order.version or pinned.manifest != order.manifest:
             raise PlanMismatch(f"{self.member} was told to send v{order.version}, which it has not pinned")
+        self._reached("before", order)
         with self._guarded(order) as context:
-            return Sent(self._transport.send(context, order, pinned))
+            digests = self._transport.send(context, order, pinned)
+        self._reached("ack", order)
+        return Sent(digests)
 
     def _receive(self, order: TransferOrder, receiver: WeightReceiver) -> Answer:
-        self._reached(order.version, "before")
+        self._reached("before", order)
         update = self._open_update(order)
         self._progress.applied = update.applied_through
         if update.applied_through + 1 < order.start_bucket:
@@ -262,7 +275,7 @@ class RefitParticipant:
         with self._guarded(order) as context:
             feed = update.staged.append if order.commit == "staged" else self._gate(update, receiver)
             digests = self._transport.receive(context, order, update, feed)
-        self._reached(order.version, "ack")
+        self._reached("ack", order)
         return Received(digests)
 
     def _commit(self, order: CommitOrder, receiver: WeightReceiver) -> Answer:
@@ -293,7 +306,7 @@ class RefitParticipant:
                 f"differing: {differing}",
                 buckets=differing,
             )
-        self._reached(order.version, "finalizing")
+        self._reached("finalizing", order)
         feed = self._gate(update, receiver)
         while update.staged:
             feed(update.staged.popleft())
@@ -329,7 +342,16 @@ class RefitParticipant:
         limits = self._deadlines
         with self._armed(order.epoch, abort_s=limits.abort_s, hard_s=limits.hard_s) as armed:
             armed.hand_over(_Breakable(self._transport, self._progress))
-            yield RankContext(self._progress, self._ticker(armed), lambda phase: self._reached(order.version, phase))
+            yield self._context(order, self._ticker(armed))
+
+    def _context(self, order: TransferOrder, tick: Callable[[], None]) -> RankContext:
+        def reach(phase: str) -> None:
+            self._reached(phase, order, tick)
+
+        def received(bucket: int, buffer: memoryview) -> None:
+            self._reached(f"applying:{bucket}", order, tick, buffer)
+
+        return RankContext(self._progress, tick, reach, None if self._reach is None else received)
 
     def _armed(self, epoch: int, *, abort_s: float, hard_s: float) -> AbstractContextManager[Armed]:
         """The watchdog over one call; with its native rung where the process leaves its stacks."""
@@ -383,9 +405,15 @@ class RefitParticipant:
         if epoch <= self._watchdog.aborted_through:
             raise CommunicatorAborted(f"epoch {epoch} was aborted", reason="ordered")
 
-    def _reached(self, version: int, phase: str) -> None:
+    def _reached(
+        self,
+        phase: str,
+        order: JoinOrder | ReadyOrder | TransferOrder | CommitOrder | SettleOrder,
+        tick: Callable[[], None] | None = None,
+        buffer: memoryview | None = None,
+    ) -> None:
         if self._reach is not None:
-            self._reach(version, phase)
+            self._reach(Moment(order.version, phase, order.epoch, tick or self._progress.tick, buffer))
 
 
 @dataclass(frozen=True, slots=True)

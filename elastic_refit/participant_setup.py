@@ -59,12 +59,13 @@ class RankSetup:
 
         ``pids`` are processes of the member that speak by this one. Without ``keep`` nothing strikes.
         """
-        processes = [identify(pid, node) for pid in sorted({os.getpid(), *pids})]
+        processes = [identify(pid, node) for pid in dict.fromkeys([os.getpid(), *pids])]
         saboteur = None if keep is None else Saboteur(self.member, keep, processes=processes)
+        tap = None if saboteur is None else saboteur.tap
         chunk_bytes = min(_CHUNK_BYTES, max(1, self.packing.bucket_bytes // _CHUNKS_PER_BUCKET))
         participant = RefitParticipant(
             self.member,
-            build_transport(self.transport, TcpBackend(self.host, chunk_bytes=chunk_bytes)),
+            build_transport(self.transport, TcpBackend(self.host, chunk_bytes=chunk_bytes, tap=tap)),
             deadlines=self.deadlines,
             processes=processes,
             reach=None if saboteur is None else saboteur.reach,
@@ -72,4 +73,6 @@ class RankSetup:
         )
         participant.leave_stacks(self.stacks_folder)
         participant.open_channel(self.control[rank])
+        if saboteur is not None:
+            saboteur.cut_channel = participant.cut_channel
         return participant, saboteur

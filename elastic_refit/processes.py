@@ -24,6 +24,7 @@ __all__ = [
     "exit_when_orphaned",
     "identify",
     "kill_proved",
+    "living",
     "signal_catchers",
     "signal_processes",
     "wait_until_running",
@@ -74,6 +75,21 @@ def kill_proved(processes: Iterable[ProcessId], *, timeout_s: float) -> list[Pro
     finally:
         for handle in handles.values():
             os.close(handle)
+
+
+def living(processes: Iterable[ProcessId]) -> list[ProcessId]:
+    """Those of these processes of this node that are still there, stopped ones too; a zombie is gone."""
+    return [process for process in processes if _is_there(process)]
+
+
+def _is_there(process: ProcessId) -> bool:
+    handle = _open(process)
+    if handle is None:
+        return False
+    try:
+        return not _ended(handle, time.monotonic())
+    finally:
+        os.close(handle)
 
 
 def signal_processes(processes: Iterable[ProcessId], number: int) -> list[ProcessId]:

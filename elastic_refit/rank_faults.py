@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 
-import psutil
-
-from elastic_refit.chaos import Fault, FaultRecord, Saboteur
+from elastic_refit.chaos import Fault, FaultRecord, Moment, Saboteur
 from elastic_refit.core.ids import ProcessId
 from elastic_refit.errors import ShardDied, ShardError
 from elastic_refit.rank_line import RankLine
@@ -24,7 +21,6 @@ from elastic_refit.rank_line import RankLine
 __all__ = ["FaultyRank", "RankSaboteurs"]
 
 _STRIKE_S = 5.0
-_OF_THE_ENGINE = ("engine_kill", "engine_freeze")
 
 
 class FaultyRank:
@@ -56,7 +52,7 @@ class FaultyRank:
         self._saboteur.disarm()
 
     def reach(self, version: int, phase: str) -> None:
-        self._saboteur.reach(version, phase)
+        self._saboteur.reach(Moment(version, phase))
 
     @property
     def _saboteur(self) -> Saboteur:
@@ -83,7 +79,10 @@ class RankSaboteurs:
             threading.Thread(target=self._record, args=(line,), name=f"faults-{line.name}", daemon=True).start()
 
     def arm(self, *faults: Fault) -> None:
-        """A fault of one rank is struck by that rank; one of the whole shard, or of its engine, by the first."""
+        """A fault of one rank is struck by that rank; one of the whole shard, or of its engine, by the first.
+
+        Where a fault names no processes, it is those of its rank, or all of the shard's.
+        """
         for fault in faults:
             aimed = dataclasses.replace(fault, targets=fault.targets or self._targets(fault))
             self._lines[fault.rank_in_shard or 0].ask("arm", aimed).result()
@@ -92,15 +91,11 @@ class RankSaboteurs:
         for line in self._lines:
             line.ask("disarm")
 
-    def reach(self, version: int, phase: str) -> None:
+    def reach(self, moment: Moment) -> None:
         """Returns when every rank has come to it; one that is struck there may never say so."""
-        wait([line.ask("reach", version, phase) for line in self._lines], timeout=_STRIKE_S)
+        wait([line.ask("reach", moment.version, moment.phase) for line in self._lines], timeout=_STRIKE_S)
 
     def _targets(self, fault: Fault) -> tuple[ProcessId, ...]:
-        if fault.kind in _OF_THE_ENGINE:
-            return tuple(each for each in self._processes if psutil.Process(each.pid).ppid() == os.getpid())[:1]
-        if fault.kind == "worker_kill":
-            return (self._ranks[-1 if fault.rank_in_shard is None else fault.rank_in_shard],)
         if fault.rank_in_shard is not None:
             return (self._ranks[fault.rank_in_shard],)
         return tuple(self._processes)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from elastic_refit.chaos import Fault, FaultRecord, Moment, Saboteur
 from elastic_refit.communicators.base import CommunicatorBackend
 from elastic_refit.communicators.tcp import TcpBackend
 from elastic_refit.config import DeadlinesConfig
@@ -121,6 +122,7 @@ class Group:
         trainers: int = 1,
         transport: MakeTransport = BroadcastTransport,
         commit: CommitMode = "streamed",
+        chaos: bool = False,
     ) -> None:
         self.trainers = tuple(TrainerId(rank) for rank in range(trainers))
         self.weights: WeightSource = Weights(0)
@@ -134,14 +136,33 @@ class Group:
         self.workers: dict[ShardId, InWorker] = {shard: _calling(engine) for shard, engine in self.engines.items()}
         """How each shard's receiver is reached; a test may put another engine's in its place."""
         everybody: tuple[Member, ...] = (*self.trainers, *self.engines)
-        backend = TcpBackend(chunk_bytes=1024)
+        self.records: list[FaultRecord] = []
+        """Of the faults that struck."""
+        self.saboteurs = {member: Saboteur(member, self.records.append) for member in everybody if chaos}
         self.members: dict[Member, RefitParticipant] = {
-            member: RefitParticipant(member, transport(backend), deadlines=LIMITS, reach=self._reaching(member))
-            for member in everybody
+            member: self._participant(member, transport) for member in everybody
         }
         self._threads = ThreadPoolExecutor(max_workers=2 * len(self.members))
 
+    def _participant(self, member: Member, transport: MakeTransport) -> RefitParticipant:
+        saboteur = self.saboteurs.get(member)
+        backend = TcpBackend(chunk_bytes=1024, tap=None if saboteur is None else saboteur.tap)
+        reach = self._reaching(member)
+        participant = RefitParticipant(member, transport(backend), deadlines=LIMITS, reach=reach)
+        if saboteur is not None:
+            saboteur.cut_channel = participant.cut_channel
+        return participant
+
+    def arm(self, fault: Fault) -> None:
+        self.saboteurs[fault.striker].arm(fault)
+
+    def landed(self) -> list[tuple[str, str]]:
+        """Which faults struck, and in which phases, by their own records."""
+        return [(record.fault.kind, record.phase) for record in self.records]
+
     def close(self) -> None:
+        for saboteur in self.saboteurs.values():
+            saboteur.disarm()
         for participant in self.members.values():
             participant.close()
         self._threads.shutdown()
@@ -199,8 +220,13 @@ class Group:
         answers = [each.result(timeout=60) for each in pinned]
         return answers[0]
 
-    def _reaching(self, member: Member) -> Callable[[int, str], None]:
-        return lambda version, phase: self.on_reach(member, phase)
+    def _reaching(self, member: Member) -> Callable[[Moment], None]:
+        def reached(moment: Moment) -> None:
+            self.on_reach(member, moment.phase)
+            if member in self.saboteurs:
+                self.saboteurs[member].reach(moment)
+
+        return reached
 
     def applied(self, shard: ShardId) -> int:
         """The highest bucket that the shard has taken in this attempt, by its own word."""

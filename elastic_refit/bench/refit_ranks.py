@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from elastic_refit.bench.communicators import BenchSeat
+from elastic_refit.chaos import Moment
 from elastic_refit.communicators.base import CommunicatorBackend
 from elastic_refit.communicators.rank_processes import RankProcess
 from elastic_refit.config import DeadlinesConfig
@@ -140,9 +141,9 @@ class RefitSeat(BenchSeat):
         digest_bucket(buffer, algorithm)
         return time.perf_counter() - start
 
-    def _reach(self, version: int, phase: str) -> None:
-        if phase == self._fails_at:
-            raise RuntimeError(f"told to fail at {phase}")
+    def _reach(self, moment: Moment) -> None:
+        if moment.phase == self._fails_at:
+            raise RuntimeError(f"told to fail at {moment.phase}")
 
 
 def _status_bytes(name: str) -> int:

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from elastic_refit.core.ids import Member, ProcessId, ShardId, TrainerId
 from elastic_refit.errors import ConfigError
 
-__all__ = ["PHASES", "Fault", "FaultKind", "FaultRecord", "Victim", "parse_fault", "phases_of"]
+__all__ = ["OF_ENGINES", "PHASES", "Fault", "FaultKind", "FaultRecord", "Victim", "parse_fault", "phases_of"]
 
 FaultKind = Literal[
     "kill",
@@ -76,7 +76,7 @@ _PHASES_OF: dict[FaultKind, frozenset[str]] = {
 _NOT_OF_TRAINERS = frozenset({"finalizing", "loaded"})
 _NOT_OF_SHARDS = frozenset({"packing"})
 _SIGNALS_ONLY = ("kill", "freeze")
-_OF_ENGINES = ("engine_kill", "engine_freeze", "worker_kill")
+OF_ENGINES: tuple[FaultKind, ...] = ("engine_kill", "engine_freeze", "worker_kill")
 _FAMILIES = re.compile(r"(?P<family>bucket|retry):(?:\d+|\*)|retry")
 _FAULT = re.compile(r"(?P<shard>\d+)@(?P<step>\d+):(?P<phase>idle|before|finalizing|ack|bucket:\d+)")
 _CLI_PHASES = "idle, before, bucket:K, finalizing, ack"
@@ -105,7 +105,7 @@ class _Details:
     times: int = 1
     """Delays of ``slow``, each followed by a tick."""
     by: Member | None = None
-    """Who strikes the ledger or the coordinator; None: trainer 0."""
+    """Who strikes it when it reaches the phase; None: a member itself, and trainer 0 the ledger and the coordinator."""
     targets: tuple[ProcessId, ...] = ()
     """The processes to signal; none: the striker's own. The driver fills it in."""
 
@@ -133,7 +133,7 @@ class Fault(_Details):
             raise ConfigError(f"{self}: a partition, and nothing else, needs a peer", field="peer")
         if not isinstance(self.victim, ShardId | TrainerId) and self.kind not in _SIGNALS_ONLY:
             raise ConfigError(f"{self}: the {self.victim} can be killed or frozen", field="kind")
-        if isinstance(self.victim, TrainerId) and self.kind in ("corrupt", *_OF_ENGINES):
+        if isinstance(self.victim, TrainerId) and self.kind in ("corrupt", *OF_ENGINES):
             raise ConfigError(f"{self}: a trainer has neither an engine nor a copy to corrupt", field="kind")
         if self.kind == "corrupt_link" and self.victim == TrainerId(0):
             raise ConfigError(f"{self}: nothing comes in at the root", field="victim")
@@ -143,9 +143,9 @@ class Fault(_Details):
     @property
     def striker(self) -> Member:
         """The member that strikes when it reaches the phase."""
-        if isinstance(self.victim, ShardId | TrainerId):
-            return self.victim
-        return TrainerId(0) if self.by is None else self.by
+        if self.by is not None:
+            return self.by
+        return self.victim if isinstance(self.victim, ShardId | TrainerId) else TrainerId(0)
 
     @property
     def family(self) -> str:
@@ -160,8 +160,19 @@ class Fault(_Details):
         return int(number) if self.family in _BUCKETS and number.isdecimal() else None
 
     @property
+    def strikes_buckets(self) -> bool:
+        return self.family in _BUCKETS
+
+    @property
     def repeats(self) -> bool:
         return self.phase.endswith("*")
+
+    def is_at(self, phase: str) -> bool:
+        """Whether it strikes in ``phase``, which names its bucket; ``bucket:*`` strikes resent ones too."""
+        if not self.strikes_buckets or self.bucket is not None:
+            return self.phase == phase
+        family = phase.partition(":")[0]
+        return family == self.family or (self.family == "bucket" and family in _BUCKETS)
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.victim} in refit v{self.version}, {self.phase}"

@@ -19,7 +19,7 @@ from elastic_refit.communicators.base import Progress
 from elastic_refit.communicators.exchange import Lane
 from elastic_refit.communicators.frames import HEADER_BYTES, Frame, FrameKind, check_frame, encode_frame
 from elastic_refit.communicators.links import Link
-from elastic_refit.communicators.ports import Bytes, Inlet, Outlet, Publisher, Reader, Tokens, Wire
+from elastic_refit.communicators.ports import Bytes, Inlet, Outlet, Publisher, Reader, Relay, Tokens, Wire
 from elastic_refit.communicators.window import Window
 from elastic_refit.communicators.wiring import Wiring
 from elastic_refit.errors import CommunicatorError
@@ -91,11 +91,14 @@ class Chain:
         self._count += 1
         frame = Frame(FrameKind.BROADCAST, root, self._count, len(data))
         inlet, outlets = self._open(place, frame)
+        tap = self._wiring.tap
         for index, start in enumerate(range(0, len(data), self._chunk_bytes)):
             chunk = data[start : start + self._chunk_bytes]
             if inlet is not None:
                 inlet.take(index, chunk)
                 _report(progress, start + len(chunk), len(data))
+                if tap is not None:
+                    tap.pass_through(chunk)
             for outlet in outlets:
                 outlet.give(index, chunk)
             if inlet is None:
@@ -137,11 +140,12 @@ class Chain:
         if not place.has_readers:
             wire.send(encode_frame(frame))
             return Bytes(wire)
-        window = self._mapped if place.is_reader else self._own_window()
+        is_relay = place.is_reader and self._wiring.tap is not None and self._wiring.tap.is_relay
+        window = self._mapped if place.is_reader and not is_relay else self._own_window()
         assert window is not None, "a reader has mapped its window by now"
         wire.send_with_file(encode_frame(replace(frame, kind=FrameKind.WINDOW)), window.fd)
         if place.is_reader:
-            return Tokens(wire)
+            return Relay(Tokens(wire), window) if is_relay else Tokens(wire)
         last = place.last
         assert last is not None, "there are readers"
 

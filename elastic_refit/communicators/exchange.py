@@ -119,7 +119,7 @@ def _ready(links: dict[Lane, Link], bell: Bell, timeout_s: float) -> list[Lane]:
     poll.register(bell, select.POLLIN)
     lanes = {}
     for lane, link in links.items():
-        poll.register(link.sock, select.POLLOUT if lane.is_send else select.POLLIN)
+        poll.register(link.sock, link.awaits(select.POLLOUT if lane.is_send else select.POLLIN))
         lanes[link.sock.fileno()] = lane
     ready = [fd for fd, _ in poll.poll(None if math.isinf(timeout_s) else timeout_s * 1000)]
     if bell.fileno() in ready:

@@ -41,6 +41,7 @@ class Lifeline:
         self._title = title
         self._lock = threading.RLock()
         self._links: dict[Lane, Link] = {}
+        self._cut: set[int] = set()
         self._kept: list[Closable] = []
         self._busy = False
         self._retired = False
@@ -86,6 +87,7 @@ class Lifeline:
     def adopt(self, lane: Lane, sock: socket.socket) -> Link:
         """Hold a proven connection from here on."""
         link = Link(sock, lane.peer, is_send=lane.is_send)
+        link.is_cut = lane.peer in self._cut
         with self._lock:
             self._links[lane] = link
             if self.reason is not None or self._closed:
@@ -98,6 +100,15 @@ class Lifeline:
     def links(self) -> tuple[Link, ...]:
         """Those held, of whichever lanes."""
         return tuple(self._links.values())
+
+    def cut(self, peers: set[int]) -> int:
+        """Let nothing move on links with ``peers`` any more, as if the network between had gone; returns how many."""
+        with self._lock:
+            self._cut |= peers
+            links = [link for link in self._links.values() if link.peer in peers]
+            for link in links:
+                link.is_cut = True
+        return len(links)
 
     def keep(self, resource: R) -> R:
         """Have ``resource`` closed with the links."""

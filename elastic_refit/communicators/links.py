@@ -40,13 +40,15 @@ class Link:
     waits for room is not told that the socket has gone either, for the minute that the system remembers it.
     """
 
-    __slots__ = ("messages", "peer", "sock")
+    __slots__ = ("is_cut", "messages", "peer", "sock")
 
     def __init__(self, sock: socket.socket, peer: int, *, is_send: bool) -> None:
         self.sock = sock
         self.peer = peer
         self.messages = 0
         """Messages begun on this link; both ends count alike."""
+        self.is_cut = False
+        """Nothing moves until the link is shut down or its peer has gone: a fault on purpose."""
         sock.setblocking(True)
         if sock.family == socket.AF_UNIX:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
@@ -66,7 +68,7 @@ class Link:
     def wait_readable(self, guards: Iterable[Link]) -> None:
         """Block until there is something to receive, or the peer of a guard, a link that only sends, has gone."""
         poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
+        poll.register(self.sock, self.awaits(select.POLLIN))
         by_fd = {guard.sock.fileno(): guard for guard in guards}
         for fd in by_fd:
             poll.register(fd, select.POLLRDHUP)
@@ -82,6 +84,7 @@ class Link:
     def send_with_file(self, data: bytes, fd: int) -> None:
         """Send a few bytes, and a duplicate of ``fd`` with the first of them. Unix sockets only."""
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
+        self._is_held(0)
         try:
             sent = self.sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
         except OSError as error:
@@ -90,6 +93,7 @@ class Link:
 
     def recv_with_file(self, into: memoryview) -> int | None:
         """Fill ``into``; the descriptor that came with it, which the caller then owns, or None."""
+        self._is_held(0)
         room = socket.CMSG_LEN(struct.calcsize("i"))  # for one: the system closes what more a peer may send
         try:
             size, ancillary, *_ = self.sock.recvmsg_into([into], room, socket.MSG_CMSG_CLOEXEC)
@@ -114,6 +118,10 @@ class Link:
         """Receive what is there without blocking; 0 if nothing is."""
         return self._recv(into, socket.MSG_DONTWAIT)
 
+    def awaits(self, events: int) -> int:
+        """What to poll this link for, to move something; where nothing moves, only its end."""
+        return 0 if self.is_cut else events
+
     def shutdown(self) -> None:
         """Free whoever is blocked in this link, and tell the peer. Any thread."""
         with contextlib.suppress(OSError):  # the peer was faster
@@ -122,7 +130,17 @@ class Link:
     def close(self) -> None:
         self.sock.close()
 
+    def _is_held(self, flags: int) -> bool:
+        """Whether nothing may move now; who may block does so until something may."""
+        if not self.is_cut:
+            return False
+        poll = select.poll()
+        poll.register(self.sock, 0)
+        return not poll.poll(0 if flags & socket.MSG_DONTWAIT else None)
+
     def _send(self, data: memoryview, flags: int) -> int:
+        if self._is_held(flags):
+            return 0
         try:
             return self.sock.send(data, flags | socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -131,6 +149,8 @@ class Link:
             raise LinkEnded(self.peer, str(error)) from error
 
     def _recv(self, into: memoryview, flags: int) -> int:
+        if self._is_held(flags):
+            return 0
         try:
             size = self.sock.recv_into(into, 0, flags)
         except BlockingIOError:

@@ -16,6 +16,7 @@ from elastic_refit.communicators.base import Communicator, GroupSpec, PendingCom
 from elastic_refit.communicators.handshake import check_group
 from elastic_refit.communicators.ring import RingCommunicator
 from elastic_refit.communicators.switchboard import Limits, Switchboard
+from elastic_refit.communicators.tap import Tap
 from elastic_refit.communicators.wiring import Wiring
 from elastic_refit.errors import CommunicatorAborted, CommunicatorError
 
@@ -32,11 +33,13 @@ class RingPending(PendingCommunicator):
         *,
         make: Callable[[Wiring, tuple[int, ...]], RingCommunicator[Any]],
         limits: Limits,
+        tap: Tap | None = None,
     ) -> None:
         self.address = str(address)
         self._listeners = listeners
         self._make = make
         self._limits = limits
+        self._tap = tap
         self._lock = threading.RLock()
         self._reason: str | None = None
         self._made: RingCommunicator[Any] | None = None
@@ -60,7 +63,7 @@ class RingPending(PendingCommunicator):
             if self._closed or self._made is not None:
                 raise CommunicatorError("a pending communicator joins once, and not after it was closed")
             switchboard = Switchboard(group, self._listeners, self._limits)
-            wiring = Wiring(group, switchboard, patience_s=timeout_s)
+            wiring = Wiring(group, switchboard, patience_s=timeout_s, tap=self._tap)
             self._made = self._make(wiring, tuple(range(group.world_size)))
             switchboard.start()
             return self._made

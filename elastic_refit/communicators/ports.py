@@ -11,7 +11,7 @@ from elastic_refit.communicators.links import Link
 from elastic_refit.communicators.window import SLOTS, Window
 from elastic_refit.errors import CommunicatorError
 
-__all__ = ["Bytes", "Inlet", "Outlet", "Publisher", "Reader", "Tokens", "Wire"]
+__all__ = ["Bytes", "Inlet", "Outlet", "Publisher", "Reader", "Relay", "Tokens", "Wire"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,24 @@ class Reader:
     def take(self, index: int, into: memoryview) -> None:
         self.tokens.expect(index)
         self.window.read(index, into)
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """Chunks into a window of this reader's own: those behind it read there what it has, not what the publisher has.
+
+    A slot is free by then: the chunk that comes now was published after the last reader had returned that slot's token.
+    """
+
+    tokens: Tokens
+    window: Window
+
+    def give(self, index: int, chunk: memoryview) -> None:
+        self.window.write(index, chunk)
+        self.tokens.give(index, chunk)
+
+    def finish(self) -> None:
+        """What was sent arrives."""
 
 
 class Publisher:

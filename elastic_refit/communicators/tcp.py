@@ -14,6 +14,7 @@ from elastic_refit.communicators.addresses import bind_listeners
 from elastic_refit.communicators.base import PendingCommunicator
 from elastic_refit.communicators.pending import RingPending
 from elastic_refit.communicators.switchboard import Limits
+from elastic_refit.communicators.tap import Tap
 from elastic_refit.communicators.tcp_group import TcpCommunicator
 from elastic_refit.communicators.wiring import Wiring
 
@@ -39,6 +40,7 @@ class TcpBackend:
         chunk_bytes: int = _CHUNK_BYTES,
         use_unix: bool = True,
         limits: Limits | None = None,
+        tap: Tap | None = None,
     ) -> None:
         if chunk_bytes <= 0:
             raise ValueError(f"chunk_bytes must be positive, not {chunk_bytes}")
@@ -46,10 +48,11 @@ class TcpBackend:
         self._chunk_bytes = chunk_bytes
         self._use_unix = use_unix
         self._limits = limits or Limits()
+        self._tap = tap
 
     def bind(self) -> PendingCommunicator:
         address, listeners = bind_listeners(self._host, use_unix=self._use_unix)
-        return RingPending(address, listeners, make=self._make, limits=self._limits)
+        return RingPending(address, listeners, make=self._make, limits=self._limits, tap=self._tap)
 
     def _make(self, wiring: Wiring, ranks: tuple[int, ...]) -> TcpCommunicator:
         return TcpCommunicator(wiring, ranks, chunk_bytes=self._chunk_bytes)

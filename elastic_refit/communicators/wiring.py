@@ -13,6 +13,7 @@ from elastic_refit.communicators.handshake import HandshakeRefused, Hello
 from elastic_refit.communicators.lifeline import Lifeline
 from elastic_refit.communicators.links import Link, LinkEnded, first_hung_up
 from elastic_refit.communicators.switchboard import Switchboard
+from elastic_refit.communicators.tap import Tap
 from elastic_refit.errors import PeerLost, RendezvousFailed
 
 __all__ = ["Wiring"]
@@ -21,18 +22,29 @@ __all__ = ["Wiring"]
 class Wiring:
     """The links of one channel of ``group``. For the communicator's thread; peers are ranks of the epoch's group."""
 
-    def __init__(self, group: GroupSpec, switchboard: Switchboard, *, patience_s: float, channel: str = "") -> None:
+    def __init__(
+        self,
+        group: GroupSpec,
+        switchboard: Switchboard,
+        *,
+        patience_s: float,
+        channel: str = "",
+        tap: Tap | None = None,
+    ) -> None:
         self.group = group
         self.patience_s = patience_s
+        self.tap = tap
         self.life = Lifeline(f"rank {group.rank} of epoch {group.epoch}" + (channel and f", part {channel}"))
         self._switchboard = switchboard
         self._channel = channel
         switchboard.subscribe(channel, self.life.bell.ring)
+        if tap is not None:
+            tap.follow(group, self.life)
 
     def branch(self, name: str) -> Wiring:
         """The links of a part of this channel's group."""
         channel = f"{self._channel}/{name}"
-        return Wiring(self.group, self._switchboard, patience_s=self.patience_s, channel=channel)
+        return Wiring(self.group, self._switchboard, patience_s=self.patience_s, channel=channel, tap=self.tap)
 
     def turn_away(self) -> None:
         """Drop what peers have opened on this channel and nobody has claimed. Any thread."""
@@ -96,6 +108,8 @@ class Wiring:
                 f"{self._name(self.group.rank)} was refused: {refused}", epoch=self.group.epoch, missing=(lane.peer,)
             ) from refused
         self.life.adopt(lane, sock)
+        if self.tap is not None:
+            self.tap.dialled()
         return True
 
     def _refuse_foreign_loopback(self, peer: int) -> None:

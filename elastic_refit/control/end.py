@@ -45,6 +45,8 @@ class ControlEnd(SocketThread):
         self._next_at = time.monotonic()
         self._heard = StandingOrder(coordinator=0)
         self._superseded: set[int] = set()
+        self.is_cut = False
+        """Neither beacons nor orders get through, as if the network had gone: a fault on purpose. Any thread."""
         self._beacons = self._connect(zmq.PUSH, setup, setup.address.beacon_port)
         self._orders = self._connect(zmq.SUB, setup, setup.address.order_port)
         self._orders.subscribe(b"")
@@ -69,7 +71,9 @@ class ControlEnd(SocketThread):
 
     def _turn(self) -> None:
         if self._orders.poll(0):
-            self._take(self._orders.recv())
+            raw = self._orders.recv()
+            if not self.is_cut:
+                self._take(raw)
         if time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + self._interval_s
             self._report()
@@ -95,6 +99,6 @@ class ControlEnd(SocketThread):
 
     def _report(self) -> None:
         beacon = self._read_beacon()
-        if beacon is not None:
+        if beacon is not None and not self.is_cut:
             with contextlib.suppress(zmq.Again):
                 self._beacons.send(encode_beacon(beacon), zmq.NOBLOCK)

@@ -71,20 +71,20 @@ class ChannelPlan:
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self._reserved = [_reserve(host) for _ in range(2)]
-        self._address = ChannelAddress(host, *(int(each.getsockname()[1]) for each in self._reserved))
+        self.address = ChannelAddress(host, *(int(each.getsockname()[1]) for each in self._reserved))
         self._public_key, self._secret_key = zmq.curve_keypair()
         self._ends: dict[str, EndSetup] = {}
 
     def end(self, name: str) -> EndSetup:
         """The setup of the end called ``name``; equal for equal names."""
         if name not in self._ends:
-            self._ends[name] = EndSetup(name, self._address, self._public_key, *zmq.curve_keypair())
+            self._ends[name] = EndSetup(name, self.address, self._public_key, *zmq.curve_keypair())
         return self._ends[name]
 
     def host(self, incarnation: int = 0) -> HostSetup:
         """The setup of a host that lets in every end that was asked for so far."""
         keys = {name: end.public_key for name, end in self._ends.items()}
-        return HostSetup(self._address, self._public_key, self._secret_key, keys, incarnation)
+        return HostSetup(self.address, self._public_key, self._secret_key, keys, incarnation)
 
     def close(self) -> None:
         """Give the ports back. Idempotent."""

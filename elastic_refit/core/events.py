@@ -8,11 +8,12 @@ seconds since the Unix epoch, because entries of several processes meet in one l
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from elastic_refit.core.ids import ShardId
 
 __all__ = [
+    "FLEET_EVENTS",
     "ActorDied",
     "CommitMode",
     "Condemned",
@@ -226,6 +227,7 @@ ShardEvent = (
     | WeightsPartial
 )
 FleetEvent = EpochOpened | RefitOpened | RefitLanded | RefitEnded
+FLEET_EVENTS: Final = (EpochOpened, RefitOpened, RefitLanded, RefitEnded)
 Event = ShardEvent | FleetEvent
 
 
@@ -240,7 +242,7 @@ class Entry:
     event: Event
 
 
-_KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in (*get_args(ShardEvent), *get_args(FleetEvent))}
+_KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in (*get_args(ShardEvent), *FLEET_EVENTS)}
 _FIELDS: dict[type[Event], tuple[str, ...]] = {kind: tuple(f.name for f in fields(kind)) for kind in _KINDS.values()}
 
 

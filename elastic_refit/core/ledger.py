@@ -18,17 +18,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple
 
 from elastic_refit.core import ledger_refits, ledger_shards
-from elastic_refit.core.events import Entry, Event, FleetEvent, ShardEvent
-from elastic_refit.core.ledger_draft import Draft, Refusal
-from elastic_refit.core.ledger_parts import Ranges, add_to_ranges
-from elastic_refit.core.ledger_state import LedgerPolicy, LedgerState, Rejection, WriterKey, new_ledger
+from elastic_refit.core.events import FLEET_EVENTS, Entry, Event
+from elastic_refit.core.ledger_draft import Draft
+from elastic_refit.core.ledger_parts import add_to_ranges
+from elastic_refit.core.ledger_state import LedgerPolicy, LedgerState, Rejection, new_ledger
 
 __all__ = ["Ack", "apply", "fold", "new_ledger", "replay"]
-
-_FLEET_EVENTS = frozenset(get_args(FleetEvent))
 
 
 class Ack(NamedTuple):
@@ -54,40 +52,37 @@ def replay(policy: LedgerPolicy, entries: Iterable[Entry]) -> LedgerState:
 
 def fold(state: LedgerState, entry: Entry) -> tuple[LedgerState, Ack]:
     """The state after ``entry``, and what became of it."""
-    key = (entry.writer, entry.writer_incarnation)
+    seq, event, writer = entry.seq, entry.event, entry.writer
+    key = (writer, entry.writer_incarnation)
     known = state.writers.get(key)
-    seen = add_to_ranges(known[1] if known else (), entry.seq, limit=state.policy.max_gaps)
+    seen = add_to_ranges(known[1] if known else (), seq, limit=state.policy.max_gaps)
     if seen is None:
-        return state, Ack(entry.seq, "duplicate")
-    draft = Draft(state, _clamped(state.now_s, entry.time_s), entry.writer)
-    _note_writer(draft, key, seen, is_new=known is None)
-    refusal = _obey(draft, entry.event)
+        return state, Ack(seq, "duplicate")
+    draft = Draft(state, _clamped(state.now_s, entry.time_s), writer)
+    if known is None:
+        _make_room(draft)
+    draft.writers = draft.writers.with_item(key, (draft.now_s, seen))
+    refusal = ledger_refits.obey(draft, event) if isinstance(event, FLEET_EVENTS) else ledger_shards.obey(draft, event)
     if refusal is None:
-        return draft.freeze(), Ack(entry.seq, "applied")
+        return draft.freeze(), Ack(seq, "applied")
     if refusal.is_illegal:
-        _record(draft, entry.event, refusal.reason)
-        return draft.freeze(), Ack(entry.seq, "rejected", refusal.reason)
-    return draft.freeze(), Ack(entry.seq, "ignored", refusal.reason)
-
-
-def _obey(draft: Draft, event: Event) -> Refusal | None:
-    if type(event) in _FLEET_EVENTS:
-        return ledger_refits.obey(draft, cast(FleetEvent, event))
-    return ledger_shards.obey(draft, cast(ShardEvent, event))
+        _record(draft, event, refusal.reason)
+        return draft.freeze(), Ack(seq, "rejected", refusal.reason)
+    return draft.freeze(), Ack(seq, "ignored", refusal.reason)
 
 
 def _clamped(now_s: float, time_s: float) -> float:
     return time_s if time_s > now_s and math.isfinite(time_s) else now_s
 
 
-def _note_writer(draft: Draft, key: WriterKey, seen: Ranges, *, is_new: bool) -> None:
-    if is_new and len(draft.writers) >= draft.policy.max_writers:
+def _make_room(draft: Draft) -> None:
+    """For one more writer: the one that was silent for longest is forgotten."""
+    if len(draft.writers) >= draft.policy.max_writers:
         quietest = min(draft.writers.items(), key=lambda item: (item[1][0], item[0]))[0]
         draft.writers = draft.writers.without(quietest)
-    draft.writers = draft.writers.with_item(key, (draft.now_s, seen))
 
 
 def _record(draft: Draft, event: Event, reason: str) -> None:
-    subject = f"epoch {event.epoch}" if isinstance(event, FleetEvent) else str(event.shard)
+    subject = f"epoch {event.epoch}" if isinstance(event, FLEET_EVENTS) else str(event.shard)
     rejection = Rejection(draft.now_s, type(event).__name__, subject, reason, draft.writer)
     draft.rejections = draft.rejections.append(rejection)

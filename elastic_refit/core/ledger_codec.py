@@ -16,6 +16,7 @@ from elastic_refit.core.ledger_state import (
     RefitBook,
     Rejection,
     ShardRecord,
+    book_of_writers,
 )
 from elastic_refit.core.ledger_table import ShardState
 
@@ -53,7 +54,7 @@ def state_from_dict(data: dict[str, Any]) -> LedgerState:
             shards=PersistentMap((record.id.index, record) for record in records),
             counts=tuple(data["counts"]),
             refits=_book(data["refits"]),
-            writers=PersistentMap(writers),
+            writers=book_of_writers(writers),
             history=_log(data["history"], lambda row: _change(*row)),
             rejections=_log(data["rejections"], lambda row: Rejection(*row)),
         )

@@ -21,10 +21,13 @@ class Refusal(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a rule makes of an event: the input, the record with what the event says noted in it, and the words."""
+    """What a rule makes of an event: the input, the record with what the event says noted in it, and the words.
+
+    ``record`` is None where there is nothing to note.
+    """
 
     input: Input
-    record: ShardRecord
+    record: ShardRecord | None
     cause: str = ""
     evidence: str = ""
 
@@ -35,18 +38,12 @@ class Draft:
     __slots__ = ("counts", "history", "now_s", "policy", "refits", "rejections", "shards", "writer", "writers")
 
     def __init__(self, state: LedgerState, now_s: float, writer: str) -> None:
-        self.policy = state.policy
+        self.policy, _, self.shards, self.counts, self.refits, self.writers, self.history, self.rejections = state
         self.now_s = now_s
         self.writer = writer
-        self.shards = state.shards
-        self.counts = state.counts
-        self.refits = state.refits
-        self.writers = state.writers
-        self.history = state.history
-        self.rejections = state.rejections
 
     def freeze(self) -> LedgerState:
-        return LedgerState(
+        parts = (
             self.policy,
             self.now_s,
             self.shards,
@@ -56,6 +53,7 @@ class Draft:
             self.history,
             self.rejections,
         )
+        return tuple.__new__(LedgerState, parts)  # as LedgerState(*parts), in half the time
 
     @property
     def refit_holds_deaths(self) -> bool:
@@ -83,17 +81,20 @@ class Draft:
         self.shards = self.shards.with_item(record.id.index, record)
 
     def _keep(self, known: ShardRecord, step: Step) -> None:
+        if step.record is None:
+            return
         if step.input is Input.CONDEMNED:
             self._note(step.record, known.state, step.cause, step.evidence)
         if step.record is not known:
             self.shards = self.shards.with_item(known.id.index, step.record)
 
     def _move(self, known: ShardRecord, after: ShardState, step: Step) -> None:
-        charged = step.record.restarts_charged
+        noted = step.record or known
+        charged = noted.restarts_charged
         if known.state is ShardState.HEALTHY and self.now_s - known.since_s >= self.policy.restart_refill_s:
             charged = 0
         reason = f"{step.cause}: {step.evidence}" if step.evidence else step.cause
-        record = step.record._replace(state=after, since_s=self.now_s, reason=reason, restarts_charged=charged)
+        record = noted._replace(state=after, since_s=self.now_s, reason=reason, restarts_charged=charged)
         self._count(known.state, after)
         self._note(record, known.state, step.cause, step.evidence)
         self.shards = self.shards.with_item(known.id.index, record)

@@ -1,15 +1,14 @@
 """The immutable containers that the ledger is made of.
 
 A ledger of 10,000 shards changes one of them per event, so every change must share what it does not touch. The standard
-library has no persistent map; this one hashes into a fixed number of small dicts and copies one of them per change,
-which costs about a microsecond at 10,000 entries and keeps every older value whole.
+library has no persistent map; this one hashes into small dicts, 128 of them or as many as it is told, and copies one
+per change, which costs about a microsecond at 10,000 entries and keeps every older value whole.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 __all__ = ["BoundedLog", "PersistentMap", "Ranges", "add_to_ranges"]
@@ -28,29 +27,28 @@ Ranges = tuple[tuple[int, int], ...]
 class PersistentMap(Generic[K, V]):
     """A map that never changes; ``with_item`` and ``without`` give another one. Iterates in no useful order."""
 
-    __slots__ = ("_buckets", "_size")
+    __slots__ = ("_buckets",)
 
-    def __init__(self, items: Iterable[tuple[K, V]] = ()) -> None:
-        self._buckets: list[dict[K, V]] = [{} for _ in range(_NUM_BUCKETS)]
+    def __init__(self, items: Iterable[tuple[K, V]] = (), *, num_buckets: int = _NUM_BUCKETS) -> None:
+        self._buckets: list[dict[K, V]] = [{} for _ in range(num_buckets)]
         for key, value in items:
-            self._buckets[hash(key) % _NUM_BUCKETS][key] = value
-        self._size = sum(map(len, self._buckets))
+            self._buckets[hash(key) % num_buckets][key] = value
 
     def get(self, key: K) -> V | None:
-        return self._buckets[hash(key) % _NUM_BUCKETS].get(key)
+        buckets = self._buckets
+        return buckets[hash(key) % len(buckets)].get(key)
 
     def with_item(self, key: K, value: V) -> PersistentMap[K, V]:
-        at = hash(key) % _NUM_BUCKETS
-        old = self._buckets[at]
-        bucket = old.copy()
-        bucket[key] = value
-        return self._sharing(at, bucket, self._size + len(bucket) - len(old))
+        buckets = self._buckets.copy()
+        at = hash(key) % len(buckets)
+        buckets[at] = {**buckets[at], key: value}
+        return _map_of(buckets)
 
     def without(self, key: K) -> PersistentMap[K, V]:
-        at = hash(key) % _NUM_BUCKETS
-        old = self._buckets[at]
-        bucket = {k: v for k, v in old.items() if k != key}
-        return self._sharing(at, bucket, self._size + len(bucket) - len(old))
+        buckets = self._buckets.copy()
+        at = hash(key) % len(buckets)
+        buckets[at] = {k: v for k, v in buckets[at].items() if k != key}
+        return _map_of(buckets)
 
     def items(self) -> Iterator[tuple[K, V]]:
         return (item for bucket in self._buckets for item in bucket.items())
@@ -58,15 +56,8 @@ class PersistentMap(Generic[K, V]):
     def values(self) -> Iterator[V]:
         return (value for bucket in self._buckets if bucket for value in bucket.values())
 
-    def _sharing(self, at: int, bucket: dict[K, V], size: int) -> PersistentMap[K, V]:
-        changed: PersistentMap[K, V] = PersistentMap.__new__(PersistentMap)
-        changed._buckets = self._buckets.copy()
-        changed._buckets[at] = bucket
-        changed._size = size
-        return changed
-
     def __len__(self) -> int:
-        return self._size
+        return sum(map(len, self._buckets))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PersistentMap) and self._buckets == other._buckets
@@ -74,19 +65,31 @@ class PersistentMap(Generic[K, V]):
     def __hash__(self) -> int:
         return hash(frozenset(self.items()))
 
-    def __reduce__(self) -> tuple[type[PersistentMap[K, V]], tuple[tuple[tuple[K, V], ...]]]:
+    def __reduce__(self) -> tuple[Callable[..., PersistentMap[K, V]], tuple[tuple[tuple[K, V], ...], int]]:
         """Hashes of strings differ between processes, so the buckets are made again where it arrives."""
-        return PersistentMap, (tuple(self.items()),)
+        return _remade, (tuple(self.items()), len(self._buckets))
 
 
-@dataclass(frozen=True, slots=True)
+def _map_of(buckets: list[dict[K, V]]) -> PersistentMap[K, V]:
+    made: PersistentMap[K, V] = PersistentMap.__new__(PersistentMap)
+    made._buckets = buckets
+    return made
+
+
+def _remade(items: tuple[tuple[K, V], ...], num_buckets: int) -> PersistentMap[K, V]:
+    return PersistentMap(items, num_buckets=num_buckets)
+
+
 class BoundedLog(Generic[T]):
-    """The last ``limit`` items or a few more, oldest first, and how many there ever were."""
+    """The last ``limit`` items or a few more, oldest first, and how many there ever were. It never changes."""
 
-    limit: int
-    total: int = 0
-    older: tuple[T, ...] = ()
-    recent: tuple[T, ...] = ()
+    __slots__ = ("limit", "older", "recent", "total")
+
+    def __init__(self, limit: int, total: int = 0, older: tuple[T, ...] = (), recent: tuple[T, ...] = ()) -> None:
+        self.limit = limit
+        self.total = total
+        self.older = older
+        self.recent = recent
 
     def append(self, item: T) -> BoundedLog[T]:
         if len(self.recent) < _RECENT:
@@ -97,6 +100,15 @@ class BoundedLog(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         yield from self.older
         yield from self.recent
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BoundedLog) and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
+
+    def _parts(self) -> tuple[int, int, tuple[T, ...], tuple[T, ...]]:
+        return self.limit, self.total, self.older, self.recent
 
 
 def add_to_ranges(ranges: Ranges, number: int, *, limit: int) -> Ranges | None:

@@ -111,7 +111,7 @@ def exhaustion(state: LedgerState, *, now_s: float | None = None) -> NoSurviving
     Suspended while a refit is open, and for FleetExhausted also until a refit lands: before the first one, and after
     one that failed. Each of these suspensions ends by itself ``coordinator_s`` after it began.
     """
-    num_shards = len(state.shards)
+    num_shards = sum(state.counts)
     refits = state.refits
     if not num_shards or (refits.open is not None and _is_recent(state, refits.open.opened_s, now_s)):
         return None
@@ -136,7 +136,7 @@ def correlated_failure(state: LedgerState, *, now_s: float | None = None) -> Cor
     """Whether at least three shards and half the fleet failed within the last ``window_s`` and still fail."""
     since_s = _now(state, now_s) - state.policy.window_s
     failed = _where(state, lambda record: _fails(record) and (record.failed_at_s or 0.0) >= since_s)
-    num_shards = len(state.shards) - state.counts[ShardState.RETIRED]
+    num_shards = sum(state.counts) - state.counts[ShardState.RETIRED]
     if len(failed) < 3 or 2 * len(failed) < num_shards:
         return None
     return CorrelatedFailure(failed, num_shards, state.policy.window_s)
@@ -206,8 +206,8 @@ def _refit_view(refit: OpenRefit) -> dict[str, Any]:
 
 def _shard_view(record: ShardRecord) -> dict[str, Any]:
     """Unpacked at once: a fleet has thousands, and a look into a named tuple costs as much as an entry here."""
-    shard, state, since_s, reason, width, node, version, _, probes, requests, *rest = record
-    *_, lease_until_s, is_draining, restarts_charged, _ = rest
+    (shard, state, since_s, reason, width, node, version, _, probes, requests, _, _, _,
+     lease_until_s, is_draining, restarts_charged, _) = record  # fmt: skip
     return {
         "index": shard.index,
         "incarnation": shard.incarnation,

@@ -17,6 +17,9 @@ from elastic_refit.core.ledger_table import Input, ShardState
 
 __all__ = ["obey", "restarts_left", "streak_input"]
 
+_OBSERVED: Final = Step(Input.OBSERVED, None)
+"""What most events come to: it is made once."""
+
 Rule = Callable[[Draft, ShardRecord, Any], Step | Refusal]
 
 _OBSERVATIONS: Final = (ev.ProbeOk, ev.ProbeFailed, ev.RequestSucceeded, ev.RequestFailed, ev.ActorDied)
@@ -25,16 +28,17 @@ _OBSERVATIONS: Final = (ev.ProbeOk, ev.ProbeFailed, ev.RequestSucceeded, ev.Requ
 
 def obey(draft: Draft, event: ev.ShardEvent) -> Refusal | None:
     """Apply ``event`` to ``draft``, or say why not."""
-    known = draft.shards.get(event.shard.index)
+    shard = event.shard
+    known = draft.shards.get(shard.index)
     if isinstance(event, ev.Registered):
         return _registered(draft, known, event)
     if known is None:
-        return Refusal(f"{event.shard} was never registered", is_illegal=True)
+        return Refusal(f"{shard} was never registered", is_illegal=True)
     if not isinstance(event, ev.Restarting):
-        if event.shard.incarnation > known.id.incarnation:
-            return Refusal(f"{event.shard} is yet to come: {known.id} holds the seat", is_illegal=True)
-        if event.shard.incarnation < known.id.incarnation:
-            reason = f"{event.shard} is gone: {known.id} holds the seat"
+        if shard.incarnation > known.id.incarnation:
+            return Refusal(f"{shard} is yet to come: {known.id} holds the seat", is_illegal=True)
+        if shard.incarnation < known.id.incarnation:
+            reason = f"{shard} is gone: {known.id} holds the seat"
             return Refusal(reason, is_illegal=not isinstance(event, _OBSERVATIONS))
     step = _RULES[type(event)](draft, known, event)
     return step if isinstance(step, Refusal) else draft.take(known, step)
@@ -68,7 +72,7 @@ def _registered(draft: Draft, known: ShardRecord | None, event: ev.Registered) -
 
 def _probe_ok(draft: Draft, known: ShardRecord, event: ev.ProbeOk) -> Step:
     if not known.probe_failures and known.lease_since_s is None:
-        return Step(Input.OBSERVED, known)
+        return _OBSERVED
     record = known._replace(probe_failures=0, lease_since_s=None)
     return Step(streak_input(draft.policy, record), record, "ProbeOk")
 
@@ -86,7 +90,7 @@ def _probe_failed(draft: Draft, known: ShardRecord, event: ev.ProbeFailed) -> St
 
 def _request_succeeded(draft: Draft, known: ShardRecord, event: ev.RequestSucceeded) -> Step:
     if not known.request_failures and known.lease_since_s is None:
-        return Step(Input.OBSERVED, known)
+        return _OBSERVED
     record = known._replace(request_failures=0, lease_since_s=None)
     return Step(streak_input(draft.policy, record), record, "RequestSucceeded")
 

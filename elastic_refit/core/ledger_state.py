@@ -10,6 +10,7 @@ times as much, and was two thirds of the fold.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -26,12 +27,15 @@ __all__ = [
     "RefitBook",
     "Rejection",
     "ShardRecord",
+    "WriterBook",
     "WriterKey",
+    "book_of_writers",
     "new_ledger",
 ]
 
 WriterKey = tuple[str, int]
 """``(writer, writer_incarnation)``."""
+WriterBook = PersistentMap[WriterKey, tuple[float, Ranges]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +169,15 @@ class LedgerState(NamedTuple):
     counts: tuple[int, ...]
     """Shards by state, in the order of :class:`ShardState`."""
     refits: RefitBook
-    writers: PersistentMap[WriterKey, tuple[float, Ranges]]
+    writers: WriterBook
     """Which numbers of each writer were applied, and when it was last heard."""
     history: BoundedLog[Change]
     rejections: BoundedLog[Rejection]
+
+
+def book_of_writers(items: Iterable[tuple[WriterKey, tuple[float, Ranges]]] = ()) -> WriterBook:
+    """They are few, and every entry changes one: little is copied."""
+    return PersistentMap(items, num_buckets=8)
 
 
 def new_ledger(policy: LedgerPolicy) -> LedgerState:
@@ -179,7 +188,7 @@ def new_ledger(policy: LedgerPolicy) -> LedgerState:
         shards=PersistentMap(),
         counts=(0,) * len(ShardState),
         refits=RefitBook(),
-        writers=PersistentMap(),
+        writers=book_of_writers(),
         history=BoundedLog(policy.max_history),
         rejections=BoundedLog(policy.max_history),
     )

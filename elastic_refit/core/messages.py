@@ -68,10 +68,11 @@ class PingOrder:
 
 @dataclass(frozen=True, slots=True)
 class PrepareOrder:
-    """Bind a listener for ``epoch`` and say who you are."""
+    """Bind a listener for ``epoch`` and say who you are. It is opened to push ``version``; -1: for nothing yet."""
 
     epoch: int
     coordinator: int
+    version: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class JoinOrder:
     epoch: int
     membership: Membership
     addresses: tuple[str, ...]
+    version: int = -1
 
 
 @dataclass(frozen=True, slots=True)

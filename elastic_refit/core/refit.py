@@ -269,7 +269,7 @@ class _Protocol(Turn):
         self.state = replace(self.state, epoch=group.epoch, built=None)
         self.change(membership=group, rebuilt=True, evidence={}, settled={}, interrupted=None, rolls_back=False)
         self.record(EpochOpened(group.epoch, self.state.coordinator))
-        order = PrepareOrder(group.epoch, self.state.coordinator)
+        order = PrepareOrder(group.epoch, self.state.coordinator, self.running.version)
         self.open_round(Op.PREPARE, dict.fromkeys(group.members, order))
 
     # -- the attempt
@@ -280,7 +280,7 @@ class _Protocol(Turn):
         addresses = tuple(address for answer in answers if isinstance(answer, Prepared) for address in answer.addresses)
         if run.in_incident:
             self.change(recoveries=run.recoveries + 1)
-        order = JoinOrder(group.epoch, group, addresses)
+        order = JoinOrder(group.epoch, group, addresses, run.version)
         self.open_round(Op.JOIN, dict.fromkeys(group.members, order))
 
     def _joined(self) -> None:

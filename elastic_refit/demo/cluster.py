@@ -35,7 +35,7 @@ _CONNECT_S = 10.0
 
 
 @contextmanager
-def cluster(config: RunConfig) -> Iterator[None]:
+def cluster(config: RunConfig, *, has_dashboard: bool = True) -> Iterator[None]:
     """Join the cluster at ``ray.address``, or start one here for the ``with`` body.
 
     Raises:
@@ -46,7 +46,7 @@ def cluster(config: RunConfig) -> Iterator[None]:
     with _interrupts(), redirect_stdout(_Discarded()), guarded() if is_own else nullcontext():
         before = [child.pid for child in psutil.Process().children()]
         try:
-            _init(config)
+            _init(config, has_dashboard)
             signal.signal(signal.SIGTERM, _interrupt)  # Ray's own handler, set while it starts, ends the process
             yield
         finally:
@@ -73,7 +73,7 @@ def log_folder() -> Path:
     return folder if folder.is_dir() else Path(tempfile.mkdtemp(prefix="elastic-refit-"))
 
 
-def _init(config: RunConfig) -> None:
+def _init(config: RunConfig, has_dashboard: bool) -> None:
     if config.ray.address is not None:
         _join(config.ray.address)
         return
@@ -83,7 +83,7 @@ def _init(config: RunConfig) -> None:
     ray.init(
         address="local",  # without it Ray joins whatever cluster was started on this machine last
         num_cpus=config.ray.num_cpus or _num_cpus(config),
-        include_dashboard=True,
+        include_dashboard=has_dashboard,
         dashboard_port=port,
         log_to_driver=False,
         logging_level=logging.ERROR,

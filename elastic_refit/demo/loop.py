@@ -16,8 +16,8 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from elastic_refit.actors.coordinator import RefitReport
 from elastic_refit.actors.fleet import Fleet
+from elastic_refit.actors.reports import RefitReport
 from elastic_refit.chaos import Fault
 from elastic_refit.core.messages import PingOrder
 from elastic_refit.demo.config import DemoConfig

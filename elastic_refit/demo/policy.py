@@ -20,7 +20,7 @@ from elastic_refit.demo.tiny_model import load_trainer_model
 from elastic_refit.engines.base import Sample
 from elastic_refit.transports.base import HeldWeights, WeightSource
 
-__all__ = ["Gap", "PolicyTrainer"]
+__all__ = ["Gap", "PolicyTrainer", "gap_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class PolicyTrainer(TrainerActor):
     def measure(self, samples: Sequence[Sample]) -> Gap:
         """How far the sampler's log-probabilities are from this trainer's, and from those of the version before."""
         with torch.no_grad():
-            current = _gap(self._model, samples)
+            current = gap_of(self._model, samples)
             if self._previous is None:
                 return Gap(current, None)
             with self._as_before():
-                return Gap(current, _gap(self._model, samples))
+                return Gap(current, gap_of(self._model, samples))
 
     def gradient(self, samples: Sequence[Sample], advantages: Sequence[Sequence[float]]) -> list[torch.Tensor]:
         """The policy gradient, per parameter, summed over the tokens of ``samples``; one advantage per token."""
@@ -98,6 +98,7 @@ def _logprobs(model: nn.Module, samples: Sequence[Sample]) -> torch.Tensor:
     return torch.log_softmax(logits, dim=-1).gather(-1, chosen).squeeze(-1)
 
 
-def _gap(model: nn.Module, samples: Sequence[Sample]) -> float:
+def gap_of(model: nn.Module, samples: Sequence[Sample]) -> float:
+    """The largest difference between the samples' log-probabilities and those of ``model``."""
     theirs = torch.tensor([sample.logprobs for sample in samples], dtype=torch.float32)
     return float((_logprobs(model, samples) - theirs).abs().max())

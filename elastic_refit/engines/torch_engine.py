@@ -19,6 +19,7 @@ import torch
 from elastic_refit.engines.base import Sample, SamplingSpec, ShardEngine, WeightReceiver, request_seed
 from elastic_refit.engines.checkpoint import require_checkpoint
 from elastic_refit.engines.gate import GenerationGate
+from elastic_refit.engines.plain_lm import PlainLM, load_plain_lm
 from elastic_refit.engines.update import UpdateLedger
 from elastic_refit.errors import ConfigError, PlanMismatch, ShardError
 
@@ -90,15 +91,22 @@ class TorchReceiver(WeightReceiver):
 
 
 class TorchEngine(ShardEngine):
-    """One model in the calling process. ``options``: ``dtype`` (a torch dtype's name, default float32)."""
+    """One model in the calling process.
+
+    ``options``: ``dtype`` (a torch dtype's name, default float32); ``plain: true`` for a small Llama in float32, which
+    then loads without transformers.
+    """
 
     def __init__(
         self, model: str, options: Mapping[str, Any] | None = None, *, initial_version: int = 0, rank: int = 0
     ) -> None:
-        unknown = set(options or {}) - {"dtype"}
-        if unknown:
-            raise ConfigError(f"engine options: the torch engine has no {sorted(unknown)[0]!r}; it knows dtype")
-        self._model = load_causal_lm(model, **(options or {}))
+        given = dict(options or {})
+        unknown = set(given) - {"dtype", "plain"}
+        if unknown or ("dtype" in given and given.get("plain")):
+            wrong = sorted(unknown)[0] if unknown else "dtype beside plain"
+            raise ConfigError(f"engine options: the torch engine has no {wrong!r}; it knows dtype, or plain")
+        is_plain = given.pop("plain", False)
+        self._model: PlainLM | PreTrainedModel = load_plain_lm(model) if is_plain else load_causal_lm(model, **given)
         self._receiver = TorchReceiver(self._model, initial_version, rank)
         self._gate = GenerationGate()
         self._worker = threading.Lock()

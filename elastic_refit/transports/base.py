@@ -19,7 +19,7 @@ from elastic_refit.core.membership import Membership, should_rebuild
 from elastic_refit.core.messages import TransferOrder
 from elastic_refit.errors import StaleEpoch
 from elastic_refit.transports.digests import digest_bucket
-from elastic_refit.transports.packing import BucketUnpacker, pack_bucket, tensor_specs
+from elastic_refit.transports.packing import BucketUnpacker, byte_view, pack_bucket, tensor_specs
 
 if TYPE_CHECKING:
     import torch
@@ -156,12 +156,14 @@ class OpenUpdate:
 class RankContext:
     """What a transport needs of the process that runs it, for one attempt.
 
-    ``tick`` says that there was progress; ``reach`` names the phase that the rank has come to.
+    ``tick`` says that there was progress; ``reach`` names the phase that the rank has come to. ``received`` is called
+    with the bytes of a bucket that came whole, before anything is done with them; None as a rule.
     """
 
     progress: ProgressRecorder
     tick: Callable[[], None]
     reach: Callable[[str], None]
+    received: Callable[[int, memoryview], None] | None = None
 
 
 def take_bucket(context: RankContext, bucket: int, buffer: torch.Tensor, *, update: OpenUpdate, feed: Feed) -> None:
@@ -173,6 +175,8 @@ def take_bucket(context: RankContext, bucket: int, buffer: torch.Tensor, *, upda
     if bucket <= update.applied_through:
         return
     context.progress.enter("applying", waiting_on="engine")
+    if context.received is not None:
+        context.received(bucket, byte_view(buffer))
     digest = digest_bucket(buffer, update.manifest.digest)
     feed(update.unpacker.unpack(bucket, buffer))
     update.digests.append(digest)

@@ -10,15 +10,19 @@ import hashlib
 from collections.abc import Callable
 from functools import lru_cache
 
+import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 
 from elastic_refit.errors import PlanMismatch
 
 __all__ = ["DIGESTS", "digest_bucket"]
 
-_ROW_WORDS = 16 * 1024
-"""Words of 8 bytes in a row: a row, its keys and its products stay in a core's cache."""
+_ROW_WORDS = 2048
+"""Words of 8 bytes in a row."""
+_BLOCK_ROWS = 8
+"""Rows that a CPU takes at once: they, their keys and what is made of them stay in a core's cache."""
 
 
 def digest_bucket(buffer: torch.Tensor, algorithm: str = "xxh3") -> int:
@@ -65,11 +69,18 @@ def _row_sums(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """One sum for each row of int64 ``rows``; the same on every device, in the way that is fastest there."""
     if rows.device.type != "cpu":
         return _sums_at_once(rows, keys)
-    mixed, sums = torch.empty_like(keys), [keys.new_zeros(())]
-    for row in rows.unbind():
-        torch.bitwise_right_shift(row, 32, out=mixed).add_(row)
-        sums.append(torch.dot(mixed, keys))
-    return torch.stack(sums)[1:]
+    return torch.from_numpy(_sums_by_blocks(rows.numpy(), keys.numpy()))
+
+
+def _sums_by_blocks(rows: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """NumPy's integer arithmetic uses the widest registers of the CPU; torch's was half as fast here."""
+    sums, mixed = np.empty(len(rows), np.int64), np.empty((_BLOCK_ROWS, _ROW_WORDS), np.int64)
+    for first in range(0, len(rows), _BLOCK_ROWS):
+        block = rows[first : first + _BLOCK_ROWS]
+        into = np.right_shift(block, 32, out=mixed[: len(block)])
+        np.add(into, block, out=into)
+        np.dot(into, keys, out=sums[first : first + len(block)])
+    return sums
 
 
 def _sums_at_once(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

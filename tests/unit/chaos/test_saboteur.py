@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from elastic_refit.chaos import Fault, FaultRecord, Saboteur
+from elastic_refit.chaos import Fault, FaultRecord, Moment, Saboteur
 from elastic_refit.core.ids import ShardId
 from elastic_refit.errors import ShardError
 
@@ -18,7 +18,7 @@ SHARD = ShardId(0)
 def test_a_fault_strikes_after_it_was_recorded_and_only_in_its_phase() -> None:
     script = """
 import os
-from elastic_refit.chaos import Fault, Saboteur
+from elastic_refit.chaos import Fault, Moment, Saboteur
 from elastic_refit.core.ids import ShardId
 from elastic_refit.processes import identify
 shard = ShardId(0)
@@ -26,9 +26,9 @@ keep = lambda record: print("recorded", record.fault, record.phase, record.pid =
 saboteur = Saboteur(shard, keep, processes=[identify(os.getpid(), "here")])
 saboteur.arm(Fault("kill", shard, 3, "bucket:2"))
 for version, phase in ((2, "bucket:2"), (3, "bucket:1")):
-    saboteur.reach(version, phase)
+    saboteur.reach(Moment(version, phase))
 print("alive", flush=True)
-saboteur.reach(3, "bucket:2")
+saboteur.reach(Moment(3, "bucket:2"))
 print("not reached", flush=True)
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
@@ -43,8 +43,8 @@ def test_a_fault_that_cannot_be_recorded_does_not_strike() -> None:
     saboteur = Saboteur(SHARD, refuse)
     saboteur.arm(Fault("kill", SHARD, 1, "ack"))
     with pytest.raises(ShardError):
-        saboteur.reach(1, "ack")
-    saboteur.reach(1, "ack")  # and it is not tried again
+        saboteur.reach(Moment(1, "ack"))
+    saboteur.reach(Moment(1, "ack"))  # and it is not tried again
 
 
 def test_what_somebody_else_strikes_is_not_armed_here() -> None:
@@ -57,6 +57,6 @@ def test_what_was_disarmed_does_not_strike() -> None:
     saboteur = Saboteur(SHARD, kept.append)
     saboteur.arm(Fault("kill", SHARD, 1, "ack"), Fault("freeze", SHARD, 1, "bucket:*"))
     saboteur.disarm()
-    saboteur.reach(1, "ack")
-    saboteur.reach(1, "bucket:0")
+    saboteur.reach(Moment(1, "ack"))
+    saboteur.reach(Moment(1, "bucket:0"))
     assert kept == []

@@ -6,9 +6,17 @@ import pytest
 import torch
 
 from elastic_refit.errors import PlanMismatch
-from elastic_refit.transports.digests import DIGESTS, _keys, _row_sums, _sums_at_once, digest_bucket
+from elastic_refit.transports.digests import (
+    _BLOCK_ROWS,
+    _ROW_WORDS,
+    DIGESTS,
+    _keys,
+    _row_sums,
+    _sums_at_once,
+    digest_bucket,
+)
 
-ROW_BYTES = 8 * 16 * 1024
+ROW_BYTES = 8 * _ROW_WORDS
 SIZES = [1, 7, 8, 9, 4096, ROW_BYTES - 1, ROW_BYTES, ROW_BYTES + 1, 2 * ROW_BYTES + 24]
 
 each_digest = pytest.mark.parametrize("algorithm", DIGESTS)
@@ -46,7 +54,7 @@ def test_signs_that_flip_in_pairs_show(algorithm: str) -> None:
     """The sign of a float is the highest bit of a word, which arithmetic modulo 2**64 all but forgets."""
     weights = torch.randn(4 * ROW_BYTES // 4)
     digest = digest_bucket(weights.view(torch.uint8), algorithm)
-    for one, other in ((1, 3), (1, 2 * 16 * 1024 + 1), (0, 1), (2, len(weights) - 1)):
+    for one, other in ((1, 3), (1, 2 * _ROW_WORDS + 1), (0, 1), (2, len(weights) - 1)):
         flipped = weights.clone()
         flipped[[one, other]] *= -1
         assert digest_bucket(flipped.view(torch.uint8), algorithm) != digest
@@ -84,7 +92,8 @@ def test_an_unknown_algorithm_is_a_mismatch_of_plans(algorithm: str) -> None:
 
 
 def test_row_sums_are_the_same_in_the_way_that_suits_a_gpu() -> None:
-    rows = noise(3 * ROW_BYTES).view(torch.int64).view(3, -1)
+    num_rows = 2 * _BLOCK_ROWS + 3  # the last block is not a whole one
+    rows = noise(num_rows * ROW_BYTES).view(torch.int64).view(num_rows, -1)
     keys = _keys("words", rows.shape[1], rows.device)
     assert torch.equal(_row_sums(rows, keys), _sums_at_once(rows, keys))
 

@@ -167,7 +167,7 @@ class Fleet:
 
     def _introduce(self, made: Mapping[ShardId, ActorHandle]) -> None:
         """The coordinator calls the newcomers from the next refit on, and the supervisor watches them."""
-        ends = {str(shard): self._channel.end(str(shard)).public_key for shard in made}
+        ends = {end.name: end.public_key for shard in made for end in self._launcher.ends(shard)}
         self.coordination.introduce(made, timeout_s=self._limits.ledger_s, ends=ends)
         seats = {shard.index for shard in made}
         self.shards = {shard: handle for shard, handle in self.shards.items() if shard.index not in seats}

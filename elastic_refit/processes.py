@@ -27,9 +27,13 @@ __all__ = [
     "living",
     "signal_catchers",
     "signal_processes",
+    "wait_until_running",
 ]
 
 _ORPHAN_LOOK_S = 1.0
+_STOPPED_LOOK_S = 0.05
+_STOPPED = ("T", "t")
+"""The states of a process that a signal or a tracer has stopped."""
 
 
 def identify(pid: int, node: str) -> ProcessId:
@@ -114,15 +118,27 @@ def signal_catchers(processes: Iterable[ProcessId], number: int) -> list[Process
     return signalled
 
 
+def wait_until_running(processes: Iterable[ProcessId]) -> None:
+    """Return when none of these processes of this node is stopped; who is gone is not. May block for ever."""
+    for process in processes:
+        while _status(process.pid).get("State", "").strip()[:1] in _STOPPED:
+            time.sleep(_STOPPED_LOOK_S)
+
+
 def _catches(pid: int, number: int) -> bool:
-    """Whether the process is not stopped and has a handler, by ``/proc/<pid>/status`` (proc(5))."""
+    """Whether the process is not stopped and has a handler."""
+    status = _status(pid)
+    is_stopped = status.get("State", "Z").strip()[:1] in (*_STOPPED, "Z")
+    return not is_stopped and bool(int(status["SigCgt"], 16) >> (number - 1) & 1)
+
+
+def _status(pid: int) -> dict[str, str]:
+    """``/proc/<pid>/status`` (proc(5)); empty if there is no such process."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    status = dict(line.split(":", 1) for line in lines if ":" in line)
-    is_stopped = status["State"].strip()[:1] in ("T", "t", "Z")
-    return not is_stopped and bool(int(status["SigCgt"], 16) >> (number - 1) & 1)
+        return {}
+    return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 def _open(process: ProcessId) -> int | None:

@@ -24,7 +24,7 @@ from elastic_refit.errors import CommunicatorAborted, PeerLost
 from elastic_refit.transports.base import WeightSource
 from elastic_refit.transports.packing import byte_view, tensor_specs
 
-__all__ = ["Exchange", "GatheredWeights"]
+__all__ = ["Address", "Exchange", "GatheredWeights"]
 
 Address = tuple[str, int]
 Key = tuple[int, int, tuple[str, ...]]

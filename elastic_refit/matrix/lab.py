@@ -33,7 +33,7 @@ from elastic_refit.errors import ElasticRefitError
 from elastic_refit.matrix.cells import Cell
 from elastic_refit.matrix.shape import Shape
 from elastic_refit.matrix.trainer import LabTrainer
-from elastic_refit.processes import kill_proved, living, signal_processes
+from elastic_refit.processes import kill_proved, living, mapped_segments, signal_processes
 
 __all__ = ["Lab", "LabUnclean"]
 
@@ -56,6 +56,7 @@ class Lab:
     def __init__(self, shape: Shape, folder: Path) -> None:
         """Bring it up; blocks until everybody has loaded."""
         self.shape = shape
+        self.incidents = folder / "incidents"
         model = folder / "model"
         self.config = shape.config(model_bytes=_make_model(shape, model))
         self.limits = self.config.deadlines.limits
@@ -63,6 +64,8 @@ class Lab:
         self.num_buckets = 0
         self.ever: set[ProcessId] = set()
         """Every process that a member of this fleet has had."""
+        self.segments: set[str] = set()
+        """Shared memory that they had mapped."""
         self._times: list[float] = []
         self._is_built = False
         self.fleet = Fleet(
@@ -111,6 +114,7 @@ class Lab:
 
     def close(self) -> list[str]:
         """End the fleet; returns what of it is still there."""
+        self.segments.update(mapped_segments(living(self.ever)))
         self.fleet.close()
         deadline = time.monotonic() + _GONE_S
         while (left := self._left()) and time.monotonic() < deadline:

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -38,22 +38,28 @@ class Watcher:
     ended: Callable[[CellResult], None]
 
 
-def run_cells(cells: Sequence[Cell], folder: Path, *, jobs: int, watcher: Watcher) -> list[str]:
-    """Run every cell; Ray is there. Returns what the fleets left behind. At most ``jobs`` fleets at a time."""
+def run_cells(cells: Sequence[Cell], folder: Path, *, jobs: int, watcher: Watcher) -> tuple[list[str], set[str]]:
+    """Run every cell, at most ``jobs`` fleets at a time; Ray is there.
+
+    Returns what the fleets left behind, and the shared memory that must be gone when Ray is.
+    """
     said: SimpleQueue[Cell | CellResult | None] = SimpleQueue()
     batches: SimpleQueue[list[Cell]] = SimpleQueue()
     for batch in batches_of(cells, jobs):
         batches.put(batch)
     left: list[str] = []
+    segments: set[str] = set()
     workers = [
-        threading.Thread(target=_work, args=(batches, folder, said, left), name=f"matrix-{number}", daemon=True)
+        threading.Thread(
+            target=_work, args=(batches, _Bench(folder, left, segments), said), name=f"matrix-{number}", daemon=True
+        )
         for number in range(jobs)
     ]
     for worker in workers:
         worker.start()
     while any(worker.is_alive() for worker in workers) or not said.empty():
         _pass_on(said, watcher)
-    return left
+    return left, segments
 
 
 def _pass_on(said: SimpleQueue[Cell | CellResult | None], watcher: Watcher) -> None:
@@ -67,29 +73,26 @@ def _pass_on(said: SimpleQueue[Cell | CellResult | None], watcher: Watcher) -> N
         watcher.ended(news)
 
 
-def _work(
-    batches: SimpleQueue[list[Cell]], folder: Path, said: SimpleQueue[Cell | CellResult | None], left: list[str]
-) -> None:
+def _work(batches: SimpleQueue[list[Cell]], bench: _Bench, said: SimpleQueue[Cell | CellResult | None]) -> None:
     while True:
         try:
             batch = batches.get_nowait()
         except Empty:
             return
-        bench = _Bench(folder)
         for cell in batch:
             said.put(cell)
             said.put(bench.run(cell))
         bench.close()
-        left.extend(bench.left)
 
 
 @dataclass(slots=True)
 class _Bench:
-    """Where the cells of one batch run."""
+    """Where the cells of one batch run. ``left`` and ``segments`` take what is found at the end of each fleet."""
 
     folder: Path
+    left: list[str]
+    segments: set[str]
     lab: Lab | None = None
-    left: list[str] = field(default_factory=list)
 
     def run(self, cell: Cell) -> CellResult:
         began_s = time.monotonic()
@@ -103,7 +106,7 @@ class _Bench:
             said = str(error).strip().splitlines() or ["nothing"]
             why = f"it could not be carried out: {type(error).__name__}: {said[0]}"
             seconds = {"cell": time.monotonic() - began_s}
-            result = CellResult(cell.id, "failed", cell.state, cell.fault, seconds=seconds, why=why)
+            result = CellResult(cell.id, "failed", cell.state, cell.all_faults, seconds=seconds, why=why)
             self.close()
         else:
             self._clear_up(seen)
@@ -113,6 +116,7 @@ class _Bench:
         lab, self.lab = self.lab, None
         if lab is not None:
             self.left += lab.close()
+            self.segments |= lab.segments
 
     def _lab_for(self, cell: Cell) -> Lab:
         if self.lab is not None:
@@ -150,7 +154,7 @@ def _result(cell: Cell, seen: Observation, wrong: Sequence[str], cell_s: float) 
         cell.id,
         "failed" if wrong else "passed",
         cell.state,
-        cell.fault,
+        cell.all_faults,
         outcome=seen.outcome,
         names=seen.shard_names,
         trainers=seen.trainer_names,

@@ -162,3 +162,18 @@ def test_a_rank_that_is_gone_is_lost_at_once(pair: list[Exchange]) -> None:
         waiting = thread.submit(source.materialize, ["w"])
         pair[1].close()
         assert isinstance(waiting.exception(timeout=DEADLINE_S), PeerLost)
+
+
+def test_a_rank_that_is_ahead_may_have_given_the_same_tensor_twice(
+    pair: list[Exchange], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does for a tensor that lies in two buckets."""
+    whole = {"wide": torch.arange(64, dtype=torch.float32)}
+    ahead, behind = _sources(pair, whole)
+    is_over, looks = pair[1]._is_over, iter(range(3))
+    monkeypatch.setattr(pair[1], "_is_over", lambda keys: is_over(keys) and next(looks, 3) > 0)
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        gone_ahead = thread.submit(lambda: [ahead.materialize(["wide"]) for _ in range(2)])
+        found = [behind.materialize(["wide"]) for _ in range(2)]
+        found += gone_ahead.result(timeout=DEADLINE_S)
+    assert all(torch.equal(tensors["wide"], whole["wide"]) for tensors in found)

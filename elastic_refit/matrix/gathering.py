@@ -46,7 +46,7 @@ class Exchange:
         self._listener = Listener(("127.0.0.1", 0), authkey=secret)
         self._outboxes: dict[int, SimpleQueue[bytes | None]] = {}
         self._parts: dict[Key, deque[bytes]] = {}
-        """A tensor that lies in several buckets is gathered for each of them: who is ahead has given it more than once."""
+        """A tensor that lies in several buckets is gathered for each: who is ahead has given it more than once."""
         self._version = -1
         self._gone: set[int] = set()
         self._aborted: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -170,8 +171,15 @@ def test_a_rank_that_is_ahead_may_have_given_the_same_tensor_twice(
     """As it does for a tensor that lies in two buckets."""
     whole = {"wide": torch.arange(64, dtype=torch.float32)}
     ahead, behind = _sources(pair, whole)
-    is_over, looks = pair[1]._is_over, iter(range(3))
-    monkeypatch.setattr(pair[1], "_is_over", lambda keys: is_over(keys) and next(looks, 3) > 0)
+    given: list[bytes] = []
+    is_over, outbox = pair[1]._is_over, pair[0]._outboxes[1]
+
+    def put(part: bytes) -> None:
+        outbox.put(part)
+        given.append(part)
+
+    monkeypatch.setitem(pair[0]._outboxes, 1, SimpleNamespace(put=put))
+    monkeypatch.setattr(pair[1], "_is_over", lambda keys: is_over(keys) and len(given) > 1)
     with ThreadPoolExecutor(max_workers=1) as thread:
         gone_ahead = thread.submit(lambda: [ahead.materialize(["wide"]) for _ in range(2)])
         found = [behind.materialize(["wide"]) for _ in range(2)]

@@ -54,7 +54,7 @@ class Lab:
     """A fleet, and how far its versions have come. One thread uses it."""
 
     def __init__(self, shape: Shape, folder: Path) -> None:
-        """Bring it up; blocks until everybody has loaded."""
+        """Start everybody, without waiting for any."""
         self.shape = shape
         self.incidents = folder / "incidents"
         model = folder / "model"
@@ -75,13 +75,12 @@ class Lab:
             model=str(model),
             folder=folder,
         )
-        try:
-            self.fleet.wait_until_loaded(timeout_s=_LOAD_S[shape.engine])
-            if shape.gathering:
-                self.tell_trainers("meet", self.tell_trainers("gathers_at"))
-        except BaseException:
-            self.fleet.close()
-            raise
+
+    def bring_up(self) -> None:
+        """Blocks until everybody has loaded."""
+        self.fleet.wait_until_loaded(timeout_s=_LOAD_S[self.shape.engine])
+        if self.shape.gathering:
+            self.tell_trainers("meet", self.tell_trainers("gathers_at"))
         self._note_processes()
 
     # -- between cells

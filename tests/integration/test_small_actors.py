@@ -13,8 +13,8 @@ from ray.exceptions import RayTaskError
 
 from elastic_refit.actors.bench import _through_the_store
 from elastic_refit.actors.coordinator import RefitCoordinator, coordinator_options
-from elastic_refit.actors.reports import RefitReport
 from elastic_refit.actors.ledger import ledger_actor
+from elastic_refit.actors.reports import RefitReport
 from elastic_refit.config import DeadlinesConfig
 from elastic_refit.control.setup import ChannelPlan
 from elastic_refit.core.ledger_state import LedgerPolicy

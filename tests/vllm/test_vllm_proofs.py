@@ -70,7 +70,7 @@ def test_a_corrupted_bucket_is_never_served(lab: Lab) -> None:
     group, old = Group(shards=1), lab.version - 1
     group.workers[ShardId(0)] = lab.engine.in_worker
     group.packing = Packing(BUCKET_BYTES)
-    group.weights = HeldWeights({name: p.detach() for name, p in lab.trainer.named_parameters()})  # type: ignore[assignment]
+    group.weights = HeldWeights({name: p.detach() for name, p in lab.trainer.named_parameters()})
     lab.engine.pause()
     answers, _ = group.transfer(group.build(1, [0]), lab.version)
     sent = digests_sent(answers)

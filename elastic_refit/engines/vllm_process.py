@@ -175,15 +175,25 @@ class VllmProcessEngine(ShardEngine):
                 raise ShardError("vLLM aborted a request that nobody had asked it to")
 
     async def _run(self, blob: bytes, number: int) -> list[bytes]:
-        answers: list[bytes] = await self._llm.collective_rpc("elastic_refit_run", args=(blob, number))
+        """What our own worker call raises is never its own: it returns what went wrong."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            answers: list[bytes] = await self._llm.collective_rpc("elastic_refit_run", args=(blob, number))
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            raise ShardError(f"vLLM could not call its workers: {error}") from error
         return answers
 
     async def _label(self, version: int) -> None:
         await self._llm.update_weight_version(str(version))
 
     async def _shut_down(self) -> None:
-        self._llm.shutdown()
-        self._llm = None
+        from elastic_refit.engines.vllm_api import shut_down
+
+        llm, self._llm = self._llm, None
+        shut_down(llm)
 
     async def _pause(self) -> None:
         self._pauses += 1

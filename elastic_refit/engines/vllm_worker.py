@@ -108,7 +108,7 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
     def feed(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Load whole tensors. vLLM keeps references to them until their layer is complete."""
         with self.update.taking(name for name, _ in tensors), vllm_api.disable_mtp_completeness_check():
-            self.model.load_weights(iter(tensors))
+            self.model.load_weights(vllm_api.rounded(tensors, self.model_config.dtype))
 
     def receive_weights(self, update_info: TensorsInfo) -> None:
         self.feed(update_info.tensors)

@@ -28,7 +28,7 @@ __all__ = ["Chaos", "FaultLog", "Sabotaged", "keep_in", "struck_in", "thaw"]
 
 logger = logging.getLogger(__name__)
 
-_CALL_S = 10.0
+_CALL_S = 30.0
 _DISABLED = "chaos.enabled is false: nothing can be armed in this run"
 
 
@@ -133,11 +133,11 @@ class Chaos:
         members = self._members()
         ray.get([members[member].arm.remote(*armed) for member, armed in by_striker.items()], timeout=_CALL_S)
 
-    def disarm(self) -> None:
-        """Have every member strike no more; those that are dead or frozen are not waited for."""
+    def disarm(self, *, timeout_s: float = 5.0) -> None:
+        """Have every member strike no more, and go on; whoever is frozen costs ``timeout_s``."""
         if self.log is not None:
             told = [handle.disarm.remote() for handle in self._members().values()]
-            ray.wait(told, num_returns=len(told), timeout=_CALL_S)
+            ray.wait(told, num_returns=len(told), timeout=timeout_s)
 
     def records(self) -> tuple[FaultRecord, ...]:
         """Every fault of the run that struck, in the order of the records."""

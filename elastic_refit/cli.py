@@ -23,7 +23,8 @@ _BENCHES = {
     "ledger": "elastic_refit.bench.ledger",
     "vllm": "elastic_refit.demo.fleet_bench",
 }
-_QUIET = ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_DEDUP_LOGS")
+_OFF = ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_DEDUP_LOGS", "RAY_ENABLE_AUTO_CONNECT")
+"""Settings of Ray. With the last one, a thread that calls Ray when it is shut down would start another cluster."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -173,7 +174,7 @@ def _own_config(name: str) -> Path:
 def main() -> None:
     """Entry point: every mistake of the user is one sentence and exit code 2."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    for name in _QUIET:
+    for name in _OFF:
         os.environ.setdefault(name, "0")
     try:
         cli(standalone_mode=False)

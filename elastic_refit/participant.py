@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_refit.beacon import ProgressRecorder
@@ -69,7 +68,7 @@ from elastic_refit.transports.base import (
     WeightTransport,
 )
 from elastic_refit.transports.packing import BucketUnpacker
-from elastic_refit.watchdog import Abortable, Armed, RefitAbortWatchdog, register_stack_dump_signal
+from elastic_refit.watchdog import Armed, RefitAbortWatchdog, register_stack_dump_signal
 
 __all__ = ["RefitParticipant"]
 
@@ -146,7 +145,7 @@ class RefitParticipant:
         """
         began = time.monotonic()
         self._watchdog.order_abort(order.epoch, order.reason)
-        self._break_group(order.reason)
+        self.abort(order.reason)
         self._reached("settle", order)
         with self._idle:
             left = self._idle.wait_for(lambda: self._working == 0, timeout=self._deadlines.settle_s * 0.9)
@@ -160,6 +159,14 @@ class RefitParticipant:
         if order.roll_back and in_worker is not None:
             in_worker(self.roll_back)
         return Settled(through, released_s, self.serving_version, is_beside)
+
+    def abort(self, reason: str) -> None:
+        """Free the working thread from whatever it waits for, and keep what that was."""
+        if self._working:
+            self._progress.hold()
+        self._transport.abort(reason)
+        if self._pinned is not None:
+            self._pinned.source.abort(reason)
 
     def close(self) -> None:
         if self._end is not None:
@@ -229,7 +236,7 @@ class RefitParticipant:
         )
         limit = self._deadlines.join_s
         with self._armed(order.epoch, abort_s=limit, hard_s=limit) as armed:
-            armed.hand_over(_Breakable(self._transport, self._progress))
+            armed.hand_over(self)
             self._reached("joining:prepare", order)
             self._progress.entered = -1
             self._transport.reconcile_communicator(order.membership, group, timeout_s=limit)
@@ -239,18 +246,20 @@ class RefitParticipant:
 
     def _pin(self, order: ReadyOrder, source: WeightSource, packing: Packing) -> Answer:
         self._require(order.epoch)
+        self._progress.begin_refit()
         self._reached("packing", order)
         if self._pinned is None or self._pinned.version != order.version:
             manifest = self._manifests.manifest_of(source.specs(), packing)
             self._pinned = PinnedVersion(order.version, source, manifest)
-        self._progress.begin_refit()
+        self._pinned.source.restart()
+        self._require(order.epoch)  # again: an abort that came before the restart must not be lost
         self._transport.prepare(self._pinned, order.start_bucket)
         return Ready(self._pinned.manifest)
 
     def _pause(self, order: ReadyOrder, pause: Callable[[], None]) -> Answer:
         self._require(order.epoch)
-        self._reached("pausing", order)
         self._progress.begin_refit()
+        self._reached("pausing", order)
         pause()
         return Done()
 
@@ -341,7 +350,7 @@ class RefitParticipant:
         self._require(order.epoch)
         limits = self._deadlines
         with self._armed(order.epoch, abort_s=limits.abort_s, hard_s=limits.hard_s) as armed:
-            armed.hand_over(_Breakable(self._transport, self._progress))
+            armed.hand_over(self)
             yield self._context(order, self._ticker(armed))
 
     def _context(self, order: TransferOrder, tick: Callable[[], None]) -> RankContext:
@@ -378,10 +387,10 @@ class RefitParticipant:
             self._progress.enter("done")
             return answer
         except (CommunicatorError, StaleEpoch) as error:
-            self._break_group(str(error))
+            self.abort(str(error))
             return _testimony(error)
         except Exception as error:  # noqa: BLE001 - whatever a member's own fault is, it is evidence
-            self._break_group(str(error))
+            self.abort(str(error))
             return self._fault(error)
         finally:
             with self._idle:
@@ -393,11 +402,6 @@ class RefitParticipant:
         kind = type(error).__name__
         cause = re.sub(r"\d+", "#", str(error).replace(str(self.member), "?"))
         return Fault(f"{kind}: {cause}", f"{kind}: {error}")
-
-    def _break_group(self, reason: str) -> None:
-        if self._working:
-            self._progress.hold()
-        self._transport.abort(reason)
 
     def _require(self, epoch: int) -> None:
         if epoch != self._epoch:
@@ -414,18 +418,6 @@ class RefitParticipant:
     ) -> None:
         if self._reach is not None:
             self._reach(Moment(order.version, phase, order.epoch, tick or self._progress.tick, buffer))
-
-
-@dataclass(frozen=True, slots=True)
-class _Breakable:
-    """What the watchdog is handed: it keeps what the rank waits for before that is over."""
-
-    target: Abortable
-    progress: ProgressRecorder
-
-    def abort(self, reason: str) -> None:
-        self.progress.hold()
-        self.target.abort(reason)
 
 
 def _testimony(error: CommunicatorError | StaleEpoch) -> Testimony:

@@ -15,7 +15,7 @@ from elastic_refit.communicators.base import CommunicatorBackend
 from elastic_refit.communicators.tcp import TcpBackend
 from elastic_refit.config import DeadlinesConfig
 from elastic_refit.core.events import CommitMode
-from elastic_refit.core.ids import Member, ShardId, TrainerId
+from elastic_refit.core.ids import Member, ProcessId, ShardId, TrainerId
 from elastic_refit.core.manifest import Manifest, build_manifest
 from elastic_refit.core.membership import Membership, plan_membership
 from elastic_refit.core.messages import (
@@ -122,8 +122,9 @@ class Group:
         trainers: int = 1,
         transport: MakeTransport = BroadcastTransport,
         commit: CommitMode = "streamed",
-        chaos: bool = False,
+        chaos: Sequence[ProcessId] | None = None,
     ) -> None:
+        """``chaos``: every member may be struck by faults, and consists of these processes."""
         self.trainers = tuple(TrainerId(rank) for rank in range(trainers))
         self.weights: WeightSource = Weights(0)
         self.sources: dict[TrainerId, WeightSource] = {}
@@ -138,7 +139,8 @@ class Group:
         everybody: tuple[Member, ...] = (*self.trainers, *self.engines)
         self.records: list[FaultRecord] = []
         """Of the faults that struck."""
-        self.saboteurs = {member: Saboteur(member, self.records.append) for member in everybody if chaos}
+        self.keep: Callable[[FaultRecord], None] = self.records.append
+        self.saboteurs = {} if chaos is None else {member: self._saboteur(member, chaos) for member in everybody}
         self.members: dict[Member, RefitParticipant] = {
             member: self._participant(member, transport) for member in everybody
         }
@@ -152,6 +154,9 @@ class Group:
         if saboteur is not None:
             saboteur.cut_channel = participant.cut_channel
         return participant
+
+    def _saboteur(self, member: Member, processes: Sequence[ProcessId]) -> Saboteur:
+        return Saboteur(member, lambda record: self.keep(record), processes=processes)
 
     def arm(self, fault: Fault) -> None:
         self.saboteurs[fault.striker].arm(fault)
@@ -171,14 +176,14 @@ class Group:
         calls = {member: self._threads.submit(do, member) for member in group.members}
         return {member: call.result(timeout=60) for member, call in calls.items()}
 
-    def build(self, epoch: int, shards: Sequence[int]) -> Membership:
+    def build(self, epoch: int, shards: Sequence[int], version: int = 1) -> Membership:
         group = plan_membership(len(self.trainers), [1] * len(self.engines), [ShardId(s) for s in shards], epoch=epoch)
-        prepared = self.everywhere(group, lambda m: self.members[m].prepare(PrepareOrder(epoch, 0)))
+        prepared = self.everywhere(group, lambda m: self.members[m].prepare(PrepareOrder(epoch, 0, version)))
         addresses: list[str] = []
         for answer in prepared.values():
             assert isinstance(answer, Prepared)
             addresses += answer.addresses
-        secret, order = secrets.token_bytes(32), JoinOrder(epoch, group, tuple(addresses))
+        secret, order = secrets.token_bytes(32), JoinOrder(epoch, group, tuple(addresses), version)
         joined = self.everywhere(group, lambda m: self.members[m].join(order, secret))
         assert set(joined.values()) == {Done()}
         return group
@@ -234,7 +239,7 @@ class Group:
 
     def refit(self, version: int, *, epoch: int, shards: Sequence[int], start: int = 0) -> None:
         """A whole refit, from ``start`` on, that must succeed everywhere."""
-        answers, _ = self.transfer(self.build(epoch, shards), version, start)
+        answers, _ = self.transfer(self.build(epoch, shards, version), version, start)
         digests = digests_sent(answers)
         for shard in shards:
             assert answers[ShardId(shard)] == Received(digests)

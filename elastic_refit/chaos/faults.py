@@ -82,14 +82,14 @@ _FAULT = re.compile(r"(?P<shard>\d+)@(?P<step>\d+):(?P<phase>idle|before|finaliz
 _CLI_PHASES = "idle, before, bucket:K, finalizing, ack"
 
 
-def phases_of(kind: FaultKind, victim: Victim) -> frozenset[str]:
-    """The phases that ``kind`` can have; ``bucket`` and ``retry`` stand for all their buckets."""
+def phases_of(kind: FaultKind, striker: Member) -> frozenset[str]:
+    """The phases in which ``striker`` can strike ``kind``; ``bucket`` and ``retry`` stand for all their buckets."""
     phases = _PHASES_OF.get(kind, _ALL)
-    if isinstance(victim, ShardId):
+    if isinstance(striker, ShardId):
         return phases - _NOT_OF_SHARDS
     if kind in ("wedge", "slow", "raise"):
         phases -= _BUCKETS  # a trainer does nothing of its own in a bucket but pack the next one
-    return phases - _NOT_OF_TRAINERS if isinstance(victim, TrainerId) else phases
+    return phases - _NOT_OF_TRAINERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,17 +126,21 @@ class Fault(_Details):
     def __post_init__(self) -> None:
         if self.kind not in get_args(FaultKind):
             raise ConfigError(f"fault: there is no {self.kind!r}; there are {', '.join(get_args(FaultKind))}")
-        possible = phases_of(self.kind, self.victim)
-        if self.phase == "bucket" or self.family not in possible:
-            raise ConfigError(f"{self}: {self.kind} can strike it in {', '.join(sorted(possible))}", field="phase")
-        if (self.peer is not None) != (self.kind == "partition"):
-            raise ConfigError(f"{self}: a partition, and nothing else, needs a peer", field="peer")
         if not isinstance(self.victim, ShardId | TrainerId) and self.kind not in _SIGNALS_ONLY:
             raise ConfigError(f"{self}: the {self.victim} can be killed or frozen", field="kind")
+        possible = phases_of(self.kind, self.striker)
+        if self.phase == "bucket" or self.family not in possible:
+            raise ConfigError(
+                f"{self}: {self.kind} by {self.striker} can strike in {', '.join(sorted(possible))}", field="phase"
+            )
+        if (self.peer is not None) != (self.kind == "partition"):
+            raise ConfigError(f"{self}: a partition, and nothing else, needs a peer", field="peer")
         if isinstance(self.victim, TrainerId) and self.kind in ("corrupt", *OF_ENGINES):
             raise ConfigError(f"{self}: a trainer has neither an engine nor a copy to corrupt", field="kind")
         if self.kind == "corrupt_link" and self.victim == TrainerId(0):
             raise ConfigError(f"{self}: nothing comes in at the root", field="victim")
+        if self.by is not None and self.kind not in _SIGNALS_ONLY:
+            raise ConfigError(f"{self}: {self.by} can do no more than kill or freeze it", field="by")
         if self.kind == "slow" and self.seconds is None:
             raise ConfigError(f"{self}: say how many seconds", field="seconds")
 

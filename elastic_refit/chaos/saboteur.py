@@ -116,7 +116,9 @@ class Saboteur:
         return _PHASES_OF_RECOVERY.get(moment.phase, f"{moment.phase} of a recovery")
 
     def _is_recovery(self, moment: Moment) -> bool:
-        if moment.epoch >= 0 and moment.version != self._version:
+        if moment.version < 0 or moment.epoch < 0:
+            return False
+        if moment.version != self._version:
             self._version, self._first_epoch = moment.version, moment.epoch
         return moment.epoch > self._first_epoch
 

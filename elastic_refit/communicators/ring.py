@@ -23,6 +23,7 @@ from elastic_refit.communicators.links import Link
 from elastic_refit.communicators.splitting import gather, members_of, pack_choice, unpack_choice
 from elastic_refit.communicators.wiring import Wiring
 from elastic_refit.core.evidence import WaitingOn
+from elastic_refit.errors import PeerLost
 
 __all__ = ["RingCommunicator"]
 
@@ -228,9 +229,14 @@ class RingCommunicator(Communicator, Generic[Message]):
 
     def _run(self, call: Callable[[], T]) -> T:
         try:
-            return self._life.run(call)
-        finally:
+            result = self._life.run(call)
+        except PeerLost:
+            raise  # what the call waited for is kept: it is what this rank can say of the edge
+        except BaseException:
             self._waiting_on = _NOTHING
+            raise
+        self._waiting_on = _NOTHING
+        return result
 
     def _peer(self, rank: int) -> int:
         if not 0 <= rank < self.world_size or rank == self.rank:

@@ -87,6 +87,8 @@ def _init(config: RunConfig, has_dashboard: bool) -> None:
         dashboard_port=port,
         log_to_driver=False,
         logging_level=logging.ERROR,
+        # Ray would run them at nice 15: whatever else runs on the machine then makes them miss their deadlines.
+        _system_config={"worker_niceness": 0},
     )
 
 

@@ -86,14 +86,17 @@ def look_at_shards(seen: Observation, lab: Lab) -> None:
 
 
 def _samples(call: ray.ObjectRef) -> Sequence[Sample]:
-    """Nothing from a shard that refuses, because it holds no whole version; or from one that has died meanwhile."""
+    """Nothing from a shard that refuses, because it holds no whole version, that has died meanwhile, or that waits.
+
+    A request waits as long as a refit is open; after a run that ended without its coordinator one is.
+    """
     try:
         samples: list[Sample] = ray.get(call, timeout=_ANSWER_S)
     except RayTaskError as error:
         if isinstance(error.cause, ShardError):
             return ()
         raise
-    except RayActorError:
+    except (RayActorError, GetTimeoutError):
         return ()
     return samples
 

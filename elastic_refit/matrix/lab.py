@@ -6,6 +6,8 @@ left in another state than a new one is in.
 
 from __future__ import annotations
 
+import secrets
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from elastic_refit.actors.fleet import Fleet
+from elastic_refit.actors.loading import own_process
 from elastic_refit.actors.reports import RefitReport
 from elastic_refit.actors.sabotage import thaw
 from elastic_refit.core.events import ActorDied, RequestFailed, RequestSucceeded, RestartFailed, Restarting, Retired
@@ -30,7 +33,7 @@ from elastic_refit.errors import ElasticRefitError
 from elastic_refit.matrix.cells import Cell
 from elastic_refit.matrix.shape import Shape
 from elastic_refit.matrix.trainer import LabTrainer
-from elastic_refit.processes import kill_proved, living
+from elastic_refit.processes import kill_proved, living, signal_processes
 
 __all__ = ["Lab", "LabUnclean"]
 
@@ -65,12 +68,14 @@ class Lab:
         self.fleet = Fleet(
             self.config,
             trainer_class=LabTrainer,
-            trainer_arguments={"model": str(model)},
+            trainer_arguments={"model": str(model), "secret": secrets.token_bytes(16) if shape.gathering else None},
             model=str(model),
             folder=folder,
         )
         try:
             self.fleet.wait_until_loaded(timeout_s=_LOAD_S[shape.engine])
+            if shape.gathering:
+                self.tell_trainers("meet", self.tell_trainers("gathers_at"))
         except BaseException:
             self.fleet.close()
             raise
@@ -120,7 +125,7 @@ class Lab:
         self.tell_trainers("advance", self.version)
         self._is_built = False
         report = self.fleet.refit(self.version, while_waiting=while_waiting)
-        self._is_built = report.incident is None
+        self._is_built = True
         self.num_buckets = report.num_buckets
         return report
 
@@ -129,9 +134,11 @@ class Lab:
         """A refit in which nothing happened, in seconds."""
         return median(self._times) if self._times else None
 
-    def tell_trainers(self, method: str, *arguments: Any) -> None:
+    def tell_trainers(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of every trainer; returns what they answer, by rank."""
         calls = [getattr(handle, method).remote(*arguments) for handle in self.fleet.trainers.values()]
-        ray.get(calls, timeout=_CALL_S)
+        answers: list[Any] = ray.get(calls, timeout=_CALL_S)
+        return answers
 
     def shard(self, index: int) -> ShardId:
         """Who sits in the seat now."""
@@ -144,6 +151,13 @@ class Lab:
         """The processes of ledger and coordinator that a fault was aimed at."""
         records = self.fleet.chaos.records()
         return {each for record in records if isinstance(record.fault.victim, str) for each in record.fault.targets}
+
+    def stop_agents(self) -> tuple[ProcessId, ...]:
+        """Have no node answer: its agent is frozen, so nobody there can be ended. Returns whom to thaw afterwards."""
+        agents = self.fleet.coordination.agents.values()
+        processes = tuple(ray.get([agent.__ray_call__.remote(own_process) for agent in agents], timeout=_CALL_S))
+        signal_processes(processes, signal.SIGSTOP)
+        return processes
 
     def state(self) -> LedgerState:
         return self.fleet.ledger.state()
@@ -206,10 +220,10 @@ class Lab:
                 self.fleet.ledger.record(Retired(victim, "the cell asks for it"))
             case _:
                 pass
-        self._suspect(cell.suspects)
         found = self._state_of(victim).name
         if found != cell.state and not cell.cold:
             raise LabUnclean(f"{victim} is {found} and the cell wants it {cell.state}")
+        self._suspect(cell.suspects)
 
     def _suspect(self, indices: Sequence[int]) -> None:
         failures = [RequestFailed(self.shard(index), "shard", "a request failed on purpose") for index in indices]

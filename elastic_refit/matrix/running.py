@@ -9,12 +9,12 @@ import logging
 import tempfile
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from elastic_refit.matrix.batches import ENDS_THE_FLEET, batches_of
 from elastic_refit.matrix.cells import Cell
 from elastic_refit.matrix.checks import judge
 from elastic_refit.matrix.lab import Lab, LabUnclean
@@ -28,7 +28,6 @@ __all__ = ["Watcher", "run_cells"]
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
-_ENDS_THE_FLEET = ("TrainerLost", "CoordinatorLost", "LedgerLost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,9 @@ class Watcher:
 def run_cells(cells: Sequence[Cell], folder: Path, *, jobs: int, watcher: Watcher) -> list[str]:
     """Run every cell; Ray is there. Returns what the fleets left behind. At most ``jobs`` fleets at a time."""
     said: SimpleQueue[Cell | CellResult | None] = SimpleQueue()
-    batches = _batches(cells, jobs)
+    batches: SimpleQueue[list[Cell]] = SimpleQueue()
+    for batch in batches_of(cells, jobs):
+        batches.put(batch)
     left: list[str] = []
     workers = [
         threading.Thread(target=_work, args=(batches, folder, said, left), name=f"matrix-{number}", daemon=True)
@@ -64,30 +65,6 @@ def _pass_on(said: SimpleQueue[Cell | CellResult | None], watcher: Watcher) -> N
         watcher.began(news)
     elif news is not None:
         watcher.ended(news)
-
-
-def _batches(cells: Iterable[Cell], jobs: int) -> SimpleQueue[list[Cell]]:
-    """Cells that share a fleet, the largest batch first; one that is larger than its share is cut."""
-    by_shape = defaultdict(list)
-    for cell in cells:
-        by_shape[shape_of(cell)].append(cell)
-    share = -(-sum(map(len, by_shape.values())) // jobs)
-    batches: SimpleQueue[list[Cell]] = SimpleQueue()
-    for batch in sorted(by_shape.values(), key=len, reverse=True):
-        ordered = sorted(batch, key=_ruins_the_fleet)
-        parts = -(-len(ordered) // share)
-        for part in range(parts):
-            batches.put(ordered[part::parts])
-    return batches
-
-
-def _ruins_the_fleet(cell: Cell) -> int:
-    """What a fleet does not survive comes last; with cold cells behind one that has lost a shard, nobody is killed
-    only to break up a group.
-    """
-    if cell.state == "RETIRED" or cell.error in _ENDS_THE_FLEET or cell.actor is not None:
-        return 2
-    return int(cell.cold or (cell.also is not None and cell.also.actor is not None))
 
 
 def _work(
@@ -122,7 +99,7 @@ class _Bench:
             wrong = judge(cell, seen)
             result = _result(cell, seen, wrong, time.monotonic() - began_s)
         except Exception as error:
-            logger.warning("cell_broke", exc_info=True)
+            logger.info("cell_broke", exc_info=True)
             said = str(error).strip().splitlines() or ["nothing"]
             why = f"it could not be carried out: {type(error).__name__}: {said[0]}"
             seconds = {"cell": time.monotonic() - began_s}
@@ -150,7 +127,7 @@ class _Bench:
         return self.lab
 
     def _clear_up(self, seen: Observation) -> None:
-        if type(seen.error).__name__ in _ENDS_THE_FLEET:
+        if type(seen.error).__name__ in ENDS_THE_FLEET:
             self.close()
         elif self.lab is not None:
             try:

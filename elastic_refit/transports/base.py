@@ -67,7 +67,16 @@ class WeightSource(ABC):
         Restartable: a retry asks for names again and gets the same values as long as the version is pinned. What is
         returned is dropped once it is packed, so a sharded trainer holds little more than one bucket gathered. Called
         from another thread than the trainer's own. It must not wait for ever for a rank that does not come.
+
+        Raises:
+            CommunicatorError: ``abort`` freed it, or another rank did not come.
         """
+
+    def abort(self, reason: str) -> None:  # noqa: B027 - a source that waits for nobody has nothing to free
+        """Free a ``materialize`` that waits for another rank, and any that follows until ``restart``. Any thread."""
+
+    def restart(self) -> None:  # noqa: B027
+        """An attempt begins: an earlier ``abort`` is over."""
 
 
 class HeldWeights(WeightSource):

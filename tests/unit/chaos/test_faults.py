@@ -54,10 +54,12 @@ def test_the_ledger_and_the_coordinator_are_struck_by_a_member() -> None:
         (lambda: Fault("partition", SHARD, 1, "bucket:1"), "peer"),
         (lambda: Fault("kill", SHARD, 1, "bucket:1", peer=ShardId(1)), "peer"),
         (lambda: Fault("wedge", "ledger", 1, "before"), "killed or frozen"),
+        (lambda: Fault("kill", "ledger", 1, "finalizing"), r"trainer\[0\]"),
         (lambda: Fault("corrupt", TrainerId(1), 1, "bucket:1"), "trainer"),
         (lambda: Fault("engine_kill", TrainerId(1), 1, "bucket:1"), "engine"),
         (lambda: Fault("corrupt_link", TrainerId(0), 1, "bucket:1"), "root"),
         (lambda: Fault("slow", SHARD, 1, "bucket:*"), "seconds"),
+        (lambda: Fault("wedge", SHARD, 1, "bucket:1", by=TrainerId(0)), "kill or freeze"),
     ],
 )
 def test_a_fault_that_could_not_strike_is_refused_with_the_reason(fault: object, why: str) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "end_all",
     "end_descendants",
     "exit_when_orphaned",
+    "exit_with",
     "identify",
     "kill_proved",
     "living",
@@ -186,6 +187,20 @@ def exit_when_orphaned() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="exit-when-orphaned", daemon=True).start()
+
+
+def exit_with(pid: int) -> None:
+    """End this process when the process ``pid`` of this node is gone, whoever is its parent. One daemon thread."""
+    try:
+        owner = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(1)
+
+    def watch() -> None:
+        select.select([owner], [], [])
+        os._exit(1)
+
+    threading.Thread(target=watch, name=f"exit-with-{pid}", daemon=True).start()
 
 
 def end_descendants(*, timeout_s: float, besides: Collection[int] = ()) -> list[int]:

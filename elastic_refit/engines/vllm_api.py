@@ -9,7 +9,7 @@ of these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import layerwise
+from vllm.platforms import current_platform
 
 __all__ = [
     "begin_reload",
@@ -27,6 +28,8 @@ __all__ = [
     "finish_reload",
     "register_backend",
     "roll_reload_back",
+    "rounded",
+    "shut_down",
     "unfed_layers",
 ]
 
@@ -37,12 +40,30 @@ def register_backend(name: str, kind: type[WeightTransferEngine[Any, Any]]) -> N
         WeightTransferEngineFactory.register_engine(name, kind)
 
 
+def shut_down(llm: Any) -> None:
+    """End an ``AsyncLLM`` on its own loop, and the sockets that vLLM itself leaves to the garbage collector."""
+    context = llm.engine_core.resources.ctx
+    llm.shutdown()
+    context.destroy(linger=0)
+
+
 # -- the layerwise reload: which layers have all their weights, and which wait with their old tensors put aside
 
 
 def begin_reload(model: torch.nn.Module) -> None:
     """From here on ``model.load_weights`` fills layers anew, each when its last tensor has come."""
     layerwise.initialize_layerwise_reload(model)
+
+
+def rounded(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """``tensors`` with the digits that a fresh load into a model of ``dtype`` would keep.
+
+    On a CPU vLLM keeps the biases of linear layers in float32 once they are loaded, and a reload writes to those: a
+    trainer's float32 bias would be more exact than in any fresh engine.
+    """
+    for name, tensor in tensors:
+        is_kept_wide = current_platform.is_cpu() and name.endswith(".bias") and tensor.is_floating_point()
+        yield name, tensor.to(dtype) if is_kept_wide else tensor
 
 
 def finish_reload(model: torch.nn.Module, model_config: Any) -> None:

@@ -19,7 +19,14 @@ from typing import Any, TypeVar
 
 from elastic_refit.engines.base import NO_VERSION, PauseMode, Sample, SamplingSpec, ShardEngine, WeightReceiver
 from elastic_refit.engines.checkpoint import require_checkpoint
-from elastic_refit.engines.vllm_terms import engine_arguments, is_turned_away, prompts_of, sample_of, sampling_params
+from elastic_refit.engines.vllm_terms import (
+    OWNER_VARIABLE,
+    engine_arguments,
+    is_turned_away,
+    prompts_of,
+    sample_of,
+    sampling_params,
+)
 from elastic_refit.engines.watch import DeathWatch, end_processes, engine_processes
 from elastic_refit.errors import ConfigError, ShardDied, ShardError
 
@@ -63,6 +70,7 @@ class VllmProcessEngine(ShardEngine):
         self._is_open.set()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="vllm-loop", daemon=True).start()
+        os.environ[OWNER_VARIABLE] = str(os.getpid())
         before = engine_processes()
         self._llm = asyncio.run_coroutine_threadsafe(_start(arguments), self._loop).result()
         self._processes = tuple(pid for pid in engine_processes() if pid not in before)
@@ -167,15 +175,25 @@ class VllmProcessEngine(ShardEngine):
                 raise ShardError("vLLM aborted a request that nobody had asked it to")
 
     async def _run(self, blob: bytes, number: int) -> list[bytes]:
-        answers: list[bytes] = await self._llm.collective_rpc("elastic_refit_run", args=(blob, number))
+        """What our own worker call raises is never its own: it returns what went wrong."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            answers: list[bytes] = await self._llm.collective_rpc("elastic_refit_run", args=(blob, number))
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            raise ShardError(f"vLLM could not call its workers: {error}") from error
         return answers
 
     async def _label(self, version: int) -> None:
         await self._llm.update_weight_version(str(version))
 
     async def _shut_down(self) -> None:
-        self._llm.shutdown()
-        self._llm = None
+        from elastic_refit.engines.vllm_api import shut_down
+
+        llm, self._llm = self._llm, None
+        shut_down(llm)
 
     async def _pause(self) -> None:
         self._pauses += 1

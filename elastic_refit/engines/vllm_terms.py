@@ -11,6 +11,7 @@ from elastic_refit.errors import ConfigError, ShardError
 
 __all__ = [
     "KNOWN_VERSIONS",
+    "OWNER_VARIABLE",
     "engine_arguments",
     "is_turned_away",
     "prompts_of",
@@ -20,6 +21,8 @@ __all__ = [
     "vllm_environment",
 ]
 
+OWNER_VARIABLE = "ELASTIC_REFIT_OWNER"
+"""Names the process, by its pid, that vLLM's processes were started for."""
 KNOWN_VERSIONS = ("0.32", "0.33")
 """Those whose private parts, as far as :mod:`elastic_refit.engines.vllm_api` uses them, somebody has looked at."""
 

@@ -9,6 +9,7 @@ an update is finished that is not whole; a layer is left on the meta device when
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,8 +30,9 @@ from elastic_refit.core.manifest import Manifest
 from elastic_refit.engines import vllm_api
 from elastic_refit.engines.base import WeightReceiver
 from elastic_refit.engines.update import UpdateLedger
-from elastic_refit.engines.vllm_terms import require_known
+from elastic_refit.engines.vllm_terms import OWNER_VARIABLE, require_known
 from elastic_refit.errors import PlanMismatch, TransportError
+from elastic_refit.processes import exit_with
 
 __all__ = [
     "BACKEND",
@@ -43,11 +45,21 @@ __all__ = [
 ]
 
 BACKEND = "elastic_refit"
+_is_watched: list[bool] = []
+"""Holds something once this process watches the one that it must not outlive."""
 
 
 def register() -> None:
-    """Make the backend known to vLLM in this process. The ``vllm.general_plugins`` entry point; repeatable."""
+    """Make the backend known to vLLM in this process. The ``vllm.general_plugins`` entry point; repeatable.
+
+    A process that vLLM has started for an engine of ours ends with the one that asked for the engine.
+    """
     vllm_api.register_backend(BACKEND, ElasticRefitTransfer)
+    owner = os.environ.get(OWNER_VARIABLE)
+    if owner is not None and int(owner) != os.getpid() and not _is_watched:
+        # An EngineCore whose caller died while it started was seen to stay for good.
+        _is_watched.append(True)
+        exit_with(int(owner))
 
 
 @dataclass
@@ -96,7 +108,7 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
     def feed(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Load whole tensors. vLLM keeps references to them until their layer is complete."""
         with self.update.taking(name for name, _ in tensors), vllm_api.disable_mtp_completeness_check():
-            self.model.load_weights(iter(tensors))
+            self.model.load_weights(vllm_api.rounded(tensors, self.model_config.dtype))
 
     def receive_weights(self, update_info: TensorsInfo) -> None:
         self.feed(update_info.tensors)

@@ -13,7 +13,7 @@ import torch
 
 from elastic_refit.core.ids import ShardId, TrainerId
 from elastic_refit.core.messages import Fault, Received
-from elastic_refit.engines.base import NO_VERSION, Sample
+from elastic_refit.engines.base import NO_VERSION, Sample, ShardEngine
 from elastic_refit.engines.registry import build_engine
 from elastic_refit.errors import ShardError
 from elastic_refit.transports.base import HeldWeights, Packing
@@ -35,14 +35,20 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     lab.engine.close()
 
 
-def of_a_fresh_engine(lab: Lab, folder: Path) -> list[Sample]:
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[list[ShardEngine]]:
+    """Engines beside the lab's. Closing one ends what all engines of a process share, so all are closed at the end."""
+    engines: list[ShardEngine] = []
+    yield engines
+    for engine in engines:
+        engine.close()
+
+
+def of_a_fresh_engine(lab: Lab, folder: Path, fresh: list[ShardEngine]) -> list[Sample]:
     """What an engine says that is loaded from the trainer's weights as they are."""
     lab.trainer.save_pretrained(folder)
-    engine = build_engine("vllm", str(folder), BFLOAT16, hosting=INLINE, initial_version=lab.version)
-    try:
-        return lab.sample_from(engine)
-    finally:
-        engine.close()
+    fresh.append(build_engine("vllm", str(folder), BFLOAT16, hosting=INLINE, initial_version=lab.version))
+    return lab.sample_from(fresh[-1])
 
 
 def abort(lab: Lab, cut: int) -> None:
@@ -54,15 +60,17 @@ def abort(lab: Lab, cut: int) -> None:
     lab.engine.resume()
 
 
-def test_in_bfloat16_tokens_and_logprobs_are_bit_for_bit_those_of_a_fresh_engine(lab: Lab, tmp_path: Path) -> None:
+def test_in_bfloat16_tokens_and_logprobs_are_bit_for_bit_those_of_a_fresh_engine(
+    lab: Lab, fresh: list[ShardEngine], tmp_path: Path
+) -> None:
     before = lab.sample()
     lab.update()
     after = lab.sample()
     assert [sample.logprobs for sample in after] != [sample.logprobs for sample in before]
-    assert after == of_a_fresh_engine(lab, tmp_path / "whole")
+    assert after == of_a_fresh_engine(lab, tmp_path / "whole", fresh)
     abort(lab, lab.cuts()[1])
     lab.update()
-    assert lab.sample() == of_a_fresh_engine(lab, tmp_path / "recovered")
+    assert lab.sample() == of_a_fresh_engine(lab, tmp_path / "recovered", fresh)
 
 
 def test_a_corrupted_bucket_is_never_served(lab: Lab) -> None:
@@ -70,7 +78,7 @@ def test_a_corrupted_bucket_is_never_served(lab: Lab) -> None:
     group, old = Group(shards=1), lab.version - 1
     group.workers[ShardId(0)] = lab.engine.in_worker
     group.packing = Packing(BUCKET_BYTES)
-    group.weights = HeldWeights({name: p.detach() for name, p in lab.trainer.named_parameters()})  # type: ignore[assignment]
+    group.weights = HeldWeights({name: p.detach() for name, p in lab.trainer.named_parameters()})
     lab.engine.pause()
     answers, _ = group.transfer(group.build(1, [0]), lab.version)
     sent = digests_sent(answers)

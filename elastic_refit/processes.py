@@ -69,13 +69,13 @@ def kill_proved(processes: Iterable[ProcessId], *, timeout_s: float) -> list[Pro
     """
     targets = tuple(processes)
     segments = mapped_segments(targets)
-    left = _kill(targets, time.monotonic() + timeout_s)
+    left = _kill_all(targets, time.monotonic() + timeout_s)
     if not left:
         _remove_abandoned(segments)
     return left
 
 
-def _kill(processes: Iterable[ProcessId], deadline: float) -> list[ProcessId]:
+def _kill_all(processes: Iterable[ProcessId], deadline: float) -> list[ProcessId]:
     handles: dict[ProcessId, int] = {}
     try:
         for process in processes:

@@ -34,6 +34,7 @@ def test_cells_that_hold_pass_and_one_that_expects_something_false_fails_the_run
     path, picture = tmp_path / "out.json", tmp_path / "grid.svg"
     finished = run("matrix", "--file", str(cells), "--json", str(path), "--grid", str(picture), timeout_s=240)
     assert finished.exit_code == 1, finished.output
+    assert path.exists(), finished.output
     result = json.loads(path.read_text())
     assert (result["passed"], result["failed"], result["not_run"], result["left"]) == (2, 1, 1, [])
     rows = {row["id"]: row for row in result["cells"]}

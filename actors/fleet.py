@@ -56,6 +56,7 @@ class Fleet:
         ``trainer_class`` is called with a :class:`ParticipantSetup` and ``trainer_arguments``.
         """
         self._channel = ChannelPlan()
+        self.ports = self._channel.address.beacon_port, self._channel.address.order_port
         self._faults = faults
         self.chaos = Chaos(lambda: self.members, self._servants, is_enabled=config.chaos.enabled)
         self._launcher = launcher = Launcher(config, secrets.token_hex(8), folder, self._channel, self.chaos.log)
@@ -81,11 +82,6 @@ class Fleet:
             members.update(group.items())
         return members
 
-    @property
-    def ports(self) -> tuple[int, int]:
-        """Where the control channel listens, until ``close``."""
-        return self._channel.address.beacon_port, self._channel.address.order_port
-
     def wait_until_loaded(self, *, timeout_s: float, on_ready: OnReady | None = None) -> None:
         """Return when every member has loaded; then the ledger knows them and the sentinels watch them.
 
@@ -109,18 +105,21 @@ class Fleet:
             ShardError: the ledger does not allow it, a predecessor lives on, or a successor did not come up.
         """
         successors = tuple(ShardId(shard.index, shard.incarnation + 1) for shard in lost)
-        made = {shard: self._launcher.shard(shard, self._model) for shard in successors}
+        receipt = self.ledger.record(*map(Restarting, successors))
+        made: dict[ShardId, ActorHandle] = {}
         try:
+            if receipt.rejected:
+                raise ShardError(f"the ledger lets nobody be replaced: {receipt.rejected[0].reason}")
             self._require_gone(lost)
-            if refused := self.ledger.record(*map(Restarting, successors)).rejected:
-                raise ShardError(f"the ledger does not let them be replaced: {refused[0].reason}")
+            made.update((shard, self._launcher.shard(shard, self._model)) for shard in successors)
             for shard, processes in wait_until_up(made, timeout_s=timeout_s).items():
                 self.processes[shard] = processes
             self._introduce(made)
         except ElasticRefitError as error:
             for handle in made.values():
                 ray.kill(handle)
-            self.ledger.record(*(RestartFailed(shard, str(error)) for shard in successors))
+            begun = [s for s, ack in zip(successors, receipt.acks, strict=True) if ack.status == "applied"]
+            self.ledger.record(*(RestartFailed(shard, str(error)) for shard in begun))
             raise
         self.ledger.record(*map(Loaded, successors))
         return successors
@@ -168,7 +167,7 @@ class Fleet:
 
     def _introduce(self, made: Mapping[ShardId, ActorHandle]) -> None:
         """The coordinator calls the newcomers from the next refit on, and the supervisor watches them."""
-        ends = {str(shard): self._channel.end(str(shard)).public_key for shard in made}
+        ends = {end.name: end.public_key for shard in made for end in self._launcher.ends(shard)}
         self.coordination.introduce(made, timeout_s=self._limits.ledger_s, ends=ends)
         seats = {shard.index for shard in made}
         self.shards = {shard: handle for shard, handle in self.shards.items() if shard.index not in seats}

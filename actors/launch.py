@@ -18,12 +18,14 @@ from elastic_refit.actors.setup import ParticipantSetup
 from elastic_refit.actors.trainer import TrainerActor, trainer_options
 from elastic_refit.actors.vllm_shard import VllmShardActor, shard_options
 from elastic_refit.config import RunConfig
-from elastic_refit.control.setup import ChannelPlan
+from elastic_refit.control.setup import ChannelPlan, EndSetup
 from elastic_refit.core.ids import Member, ShardId, TrainerId
 from elastic_refit.core.ledger_state import LedgerPolicy
 from elastic_refit.core.refit_state import RefitPolicy
+from elastic_refit.engines.base import Hosting
 from elastic_refit.engines.registry import engine_environment
 from elastic_refit.errors import ConfigError
+from elastic_refit.ranks import rank_name
 from elastic_refit.transports.base import Packing
 from elastic_refit.transports.registry import load_transport
 
@@ -74,8 +76,10 @@ class Launcher:
             commit=self.config.refit.commit,
             has_links=load_transport(self.config.refit.transport).has_links,
         )
-        for member in (*self.trainers, *self.shards):
-            self.channel.end(str(member))
+        for trainer in self.trainers:
+            self.ends(trainer)
+        for shard in self.shards:
+            self.ends(shard)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         actor = ray.remote(**coordinator_options())(RefitCoordinator)
         return actor.options(name=f"coordinator {self.run_id} {incarnation}", scheduling_strategy=here).remote(
@@ -94,12 +98,14 @@ class Launcher:
     def shard(self, shard: ShardId, model: str) -> ActorHandle:
         engine = self.config.engine
         actor = ray.remote(**shard_options(num_cpus=self.config.ray.cpus_per_shard))(VllmShardActor)
-        environment = {"env_vars": engine_environment(engine.kind)}
+        hosting = Hosting(self.widths[shard.index], engine.process, engine.pause)
+        environment = {"env_vars": engine_environment(engine.kind, hosting)}
         return actor.options(name=f"{shard} {self.run_id}", runtime_env=environment).remote(
             self._setup(shard),
             engine=engine.kind,
             model=model,
             engine_options=engine.options,
+            hosting=hosting,
         )
 
     def _setup(self, member: Member) -> ParticipantSetup:
@@ -108,11 +114,16 @@ class Launcher:
             member,
             self.config.deadlines.limits,
             Packing(refit.bucket_bytes, refit.digest),
-            control=self.channel.end(str(member)),
+            control=self.ends(member),
             stacks_folder=self.incidents,
             transport=refit.transport,
             fault_log=self.fault_log,
         )
+
+    def ends(self, member: Member) -> tuple[EndSetup, ...]:
+        """The ends of the control channel of all ranks of ``member``."""
+        width = self.widths[member.index] if isinstance(member, ShardId) else 1
+        return tuple(self.channel.end(rank_name(member, rank)) for rank in range(width))
 
 
 def require_cpus(config: RunConfig) -> None:

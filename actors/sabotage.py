@@ -22,6 +22,7 @@ from elastic_refit.chaos import Fault, FaultRecord, Moment, Saboteur, aim_at_eng
 from elastic_refit.core.ids import Member, ProcessId
 from elastic_refit.errors import ConfigError
 from elastic_refit.processes import signal_processes
+from elastic_refit.rank_faults import RankSaboteurs
 
 __all__ = ["Chaos", "FaultLog", "Sabotaged", "keep_in", "struck_in", "thaw"]
 
@@ -67,7 +68,7 @@ def struck_in(log: ActorHandle | None, version: int) -> tuple[FaultRecord, ...]:
 class Sabotaged:
     """What a participant actor adds to be armed while it runs. ``_saboteur`` is None in a run without faults."""
 
-    _saboteur: Saboteur | None = None
+    _saboteur: Saboteur | RankSaboteurs | None = None
 
     @ray.method(concurrency_group="control")
     def arm(self, *faults: Fault) -> None:
@@ -89,7 +90,7 @@ class Sabotaged:
     def _engine_pids(self) -> tuple[int, ...]:
         return ()
 
-    def _require_saboteur(self) -> Saboteur:
+    def _require_saboteur(self) -> Saboteur | RankSaboteurs:
         if self._saboteur is None:
             raise ConfigError(_DISABLED, field="chaos.enabled")
         return self._saboteur

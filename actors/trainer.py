@@ -40,7 +40,7 @@ class TrainerActor(Sabotaged, ABC):
     def __init__(self, setup: ParticipantSetup) -> None:
         exit_when_orphaned()
         self._setup = setup
-        self._participant, self._saboteur = setup.participant()
+        self._participant, self._saboteur = setup.hosted()
 
     @abstractmethod
     def weight_source(self) -> WeightSource:

@@ -21,6 +21,7 @@ _BENCHES = {
     "broadcast": "elastic_refit.actors.bench",  # one of its rivals needs Ray
     "communicators": "elastic_refit.bench.communicators",
     "ledger": "elastic_refit.bench.ledger",
+    "vllm": "elastic_refit.demo.fleet_bench",
 }
 _OFF = ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_DEDUP_LOGS", "RAY_ENABLE_AUTO_CONNECT")
 """Settings of Ray. With the last one, a thread that calls Ray when it is shut down would start another cluster."""

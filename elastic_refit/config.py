@@ -216,6 +216,13 @@ class EngineConfig(Section):
 
     kind: Literal["vllm", "torch"] = "vllm"
     """`vllm`, or `torch`: the plain engine for tests and small models."""
+    process: Literal["inline", "own"] | None = None
+    """`own`: the engine has processes of its own, and vLLM batches the requests of all callers. `inline`: in the
+    shard's actor, for small engines of one rank. null: `own` for vLLM, and for shards of several ranks."""
+    pause: Literal["wait", "abort", "keep"] = "wait"
+    """What becomes of requests that run when a refit begins. `wait`: they finish; `abort`: they start again under the
+    new weights; `keep`: they go on under them, and their tokens carry different versions. Engines in the shard's
+    actor, and torch, always wait."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the engine as they are, under its own names (`max_model_len`, `enforce_eager`, ...)."""
 
@@ -253,6 +260,12 @@ class RunConfig(Section):
     engine: EngineConfig = EngineConfig()
     ray: RayConfig = RayConfig()
     chaos: ChaosConfig = ChaosConfig()
+
+    @model_validator(mode="after")
+    def _wide_shards_have_processes(self) -> RunConfig:
+        if self.engine.process == "inline" and any(width > 1 for width in self.fleet.widths or ()):
+            raise ValueError(f"engine.process is inline, and fleet.widths ({self.fleet.widths}) needs own")
+        return self
 
 
 C = TypeVar("C", bound=Section)

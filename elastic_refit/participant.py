@@ -54,6 +54,7 @@ from elastic_refit.errors import (
     PlanMismatch,
     StaleEpoch,
 )
+from elastic_refit.ranks import identities_in
 from elastic_refit.stacks import asked_path, rung_path
 from elastic_refit.transports.base import (
     Feed,
@@ -76,7 +77,7 @@ InWorker = Callable[[Callable[[WeightReceiver], None]], None]
 
 
 class RefitParticipant:
-    """One member's part in refits, one refit at a time."""
+    """One rank's part in refits, one refit at a time. A shard may have several, each in a process of its own."""
 
     def __init__(
         self,
@@ -86,11 +87,16 @@ class RefitParticipant:
         deadlines: Deadlines,
         processes: Sequence[ProcessId] = (),
         reach: Callable[[Moment], None] | None = None,
+        rank: int = 0,
     ) -> None:
-        """``reach`` is called with every phase that a refit comes to in this process, on the thread that does."""
+        """``reach`` is called with every phase that a refit comes to in this process, on the thread that does.
+
+        ``rank`` is this process' number among the member's ranks.
+        """
         self.member = member
         self.serving_version: int | None = None
         """The version that this process holds whole; None before its first commit and inside an update."""
+        self._rank = rank
         self._transport = transport
         self._deadlines = deadlines
         self._processes = tuple(processes)
@@ -123,8 +129,8 @@ class RefitParticipant:
         For one participant of a process, once: the native timer and the signal are the process' own.
         """
         Path(folder).mkdir(parents=True, exist_ok=True)
-        register_stack_dump_signal(asked_path(folder, self.member))
-        self._rung_path = rung_path(folder, self.member)
+        register_stack_dump_signal(asked_path(folder, self.member, self._rank))
+        self._rung_path = rung_path(folder, self.member, self._rank)
 
     # -- control threads
 
@@ -223,9 +229,9 @@ class RefitParticipant:
         self._require(order.epoch)
         group = GroupSpec(
             epoch=order.epoch,
-            rank=order.membership.rank_of(self.member),
+            rank=order.membership.rank_of(self.member) + self._rank,
             addresses=order.addresses,
-            identities=tuple(str(order.membership.member_at(r)) for r in range(order.membership.world_size)),
+            identities=identities_in(order.membership),
             secret=secret,
         )
         limit = self._deadlines.join_s

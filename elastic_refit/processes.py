@@ -22,14 +22,21 @@ __all__ = [
     "end_all",
     "end_descendants",
     "exit_when_orphaned",
+    "exit_with",
     "identify",
     "kill_proved",
     "living",
+    "mapped_segments",
     "signal_catchers",
     "signal_processes",
+    "wait_until_running",
 ]
 
 _ORPHAN_LOOK_S = 1.0
+_SHARED_MEMORY = "/dev/shm/"
+_STOPPED_LOOK_S = 0.05
+_STOPPED = ("T", "t")
+"""The states of a process that a signal or a tracer has stopped."""
 
 
 def identify(pid: int, node: str) -> ProcessId:
@@ -88,6 +95,17 @@ def _is_there(process: ProcessId) -> bool:
         os.close(handle)
 
 
+def mapped_segments(processes: Iterable[ProcessId]) -> set[str]:
+    """The files of shared memory that these processes of this node have mapped and that have a name, by their paths."""
+    found: set[str] = set()
+    for process in processes:
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+            paths = (line.partition(_SHARED_MEMORY)[2] for line in lines)
+            found.update(f"{_SHARED_MEMORY}{path}" for path in paths if path and not path.endswith("(deleted)"))
+    return found
+
+
 def signal_processes(processes: Iterable[ProcessId], number: int) -> list[ProcessId]:
     """Send signal ``number`` to these processes of this node, in their order; returns those that were there."""
     signalled = []
@@ -114,15 +132,27 @@ def signal_catchers(processes: Iterable[ProcessId], number: int) -> list[Process
     return signalled
 
 
+def wait_until_running(processes: Iterable[ProcessId]) -> None:
+    """Return when none of these processes of this node is stopped; who is gone is not. May block for ever."""
+    for process in processes:
+        while _status(process.pid).get("State", "").strip()[:1] in _STOPPED:
+            time.sleep(_STOPPED_LOOK_S)
+
+
 def _catches(pid: int, number: int) -> bool:
-    """Whether the process is not stopped and has a handler, by ``/proc/<pid>/status`` (proc(5))."""
+    """Whether the process is not stopped and has a handler."""
+    status = _status(pid)
+    is_stopped = status.get("State", "Z").strip()[:1] in (*_STOPPED, "Z")
+    return not is_stopped and bool(int(status["SigCgt"], 16) >> (number - 1) & 1)
+
+
+def _status(pid: int) -> dict[str, str]:
+    """``/proc/<pid>/status`` (proc(5)); empty if there is no such process."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    status = dict(line.split(":", 1) for line in lines if ":" in line)
-    is_stopped = status["State"].strip()[:1] in ("T", "t", "Z")
-    return not is_stopped and bool(int(status["SigCgt"], 16) >> (number - 1) & 1)
+        return {}
+    return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 def _open(process: ProcessId) -> int | None:
@@ -157,6 +187,20 @@ def exit_when_orphaned() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="exit-when-orphaned", daemon=True).start()
+
+
+def exit_with(pid: int) -> None:
+    """End this process when the process ``pid`` of this node is gone, whoever is its parent. One daemon thread."""
+    try:
+        owner = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(1)
+
+    def watch() -> None:
+        select.select([owner], [], [])
+        os._exit(1)
+
+    threading.Thread(target=watch, name=f"exit-with-{pid}", daemon=True).start()
 
 
 def end_descendants(*, timeout_s: float, besides: Collection[int] = ()) -> list[int]:

@@ -7,6 +7,7 @@ What must never happen here: a wait of more than a moment for a process that wil
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,20 +22,25 @@ _ANSWER_S = 0.2
 _LOOK_S = 0.01
 
 
-def asked_path(folder: str | Path, member: Member) -> Path:
-    """Where the member's process writes its stacks when it is asked."""
-    return Path(folder) / f"stacks-{member}.txt"
+def asked_path(folder: str | Path, member: Member, rank: int = 0) -> Path:
+    """Where the process of the member's rank number ``rank`` writes its stacks when it is asked."""
+    return Path(folder) / f"stacks-{_of_rank(member, rank)}.txt"
 
 
-def rung_path(folder: str | Path, member: Member) -> Path:
+def rung_path(folder: str | Path, member: Member, rank: int = 0) -> Path:
     """Where its native timer writes them when it ends the process."""
-    return Path(folder) / f"stacks-{member}-timeout.txt"
+    return Path(folder) / f"stacks-{_of_rank(member, rank)}-timeout.txt"
 
 
 def stacks_of(folder: str | Path, members: Iterable[Member]) -> tuple[str, ...]:
-    """The files that hold stacks of these members."""
-    paths = (path for member in members for path in (asked_path(folder, member), rung_path(folder, member)))
-    return tuple(str(path) for path in paths if _size(path))
+    """The files that hold stacks of these members, of any of their ranks."""
+    there = sorted(Path(folder).glob("stacks-*.txt"))
+    files = [re.compile(rf"stacks-{re.escape(str(member))}(-\d+)?(-timeout)?\.txt") for member in members]
+    return tuple(str(path) for file in files for path in there if file.fullmatch(path.name) and _size(path))
+
+
+def _of_rank(member: Member, rank: int) -> str:
+    return f"{member}-{rank}" if rank else str(member)
 
 
 def end_with_stacks(processes: Sequence[ProcessId], path: Path, *, timeout_s: float) -> list[ProcessId]:

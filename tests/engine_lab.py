@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,18 @@ import torch
 
 from elastic_refit.core.manifest import Manifest, build_manifest
 from elastic_refit.demo.tiny_model import Family, load_trainer_model, make_tiny_model
-from elastic_refit.engines.base import Sample, SamplingSpec, ShardEngine, WeightReceiver
+from elastic_refit.engines.base import Hosting, Sample, SamplingSpec, ShardEngine, WeightReceiver
 from elastic_refit.engines.registry import build_engine
+from elastic_refit.transports.base import NamedTensors
 from elastic_refit.transports.packing import BucketUnpacker, fresh_buffer, pack_bucket, tensor_specs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+from tests.wide_fleet import WideFleet
 
-__all__ = ["BUCKET_BYTES", "EXACT", "PROMPTS", "STALE", "VLLM_OPTIONS", "Lab", "logprob_gap"]
+__all__ = ["BUCKET_BYTES", "EXACT", "INLINE", "PROMPTS", "STALE", "VLLM_OPTIONS", "Lab", "feed", "logprob_gap"]
+
+INLINE = Hosting(process="inline")
 
 VLLM_OPTIONS: dict[str, Any] = {
     "dtype": "float32",
@@ -34,17 +39,46 @@ PROMPTS: list[list[int]] = [[72, 101, 108], [72, 101, 108], [5, 6], [200, 7, 9],
 BUCKET_BYTES = 40 * 1024
 
 
+def begin(manifest: Manifest, receiver: WeightReceiver) -> None:
+    receiver.begin(manifest)
+
+
+def feed(fed: Sequence[NamedTensors], receiver: WeightReceiver) -> None:
+    for tensors in fed:
+        receiver.feed(tensors)
+
+
+def finish(version: int, receiver: WeightReceiver) -> None:
+    receiver.finish(version)
+
+
+def rollback(receiver: WeightReceiver) -> None:
+    receiver.rollback()
+
+
 class Lab:
     """One engine, the trainer's model beside it, and the version that the trainer is at."""
 
-    def __init__(self, directory: Path, kind: str, family: Family, *, tie_embeddings: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        kind: str,
+        family: Family,
+        *,
+        tie_embeddings: bool = False,
+        hosting: Hosting | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         make_tiny_model(directory, family=family, seed=11, tie_embeddings=tie_embeddings)
         self.directory = str(directory)
         self.trainer: PreTrainedModel = load_trainer_model(directory)
         self.previous: PreTrainedModel = self.trainer
         self.version = 0
         self.manifest = build_manifest(tensor_specs(self.trainer.named_parameters()), BUCKET_BYTES)
-        self.engine: ShardEngine = build_engine(kind, self.directory, VLLM_OPTIONS if kind == "vllm" else {})
+        options = options or (VLLM_OPTIONS if kind == "vllm" else {})
+        self.engine: ShardEngine = build_engine(kind, self.directory, options, hosting=hosting or INLINE)
+        self.fleet: WideFleet | None = None
+        """Where the engine's workers have taken their seats, once a test needs them to."""
         self._unpacker = BucketUnpacker(self.manifest)
 
     def step(self) -> None:
@@ -60,26 +94,24 @@ class Lab:
     def open(self, manifest: Manifest | None = None) -> None:
         self.engine.pause()
         self._unpacker = BucketUnpacker(manifest or self.manifest)
-        self.engine.in_worker(lambda receiver: receiver.begin(manifest or self.manifest))
+        self.engine.in_workers(partial(begin, manifest or self.manifest))
 
     def feed(self, start: int, stop: int, manifest: Manifest | None = None) -> None:
         """Pack, unpack and feed buckets ``start..stop-1`` of the trainer's weights."""
         layout = manifest or self.manifest
-        weights = dict(self.trainer.named_parameters())
-
-        def feed(receiver: WeightReceiver) -> None:
-            for index in range(start, stop):
-                buffer = fresh_buffer(layout.buckets[index])
-                pack_bucket(layout.buckets[index], layout, tensors=weights, out=buffer)
-                receiver.feed(self._unpacker.unpack(index, buffer))
-
-        self.engine.in_worker(feed)
+        weights = {name: parameter.detach() for name, parameter in self.trainer.named_parameters()}
+        fed: list[NamedTensors] = []
+        for index in range(start, stop):
+            buffer = fresh_buffer(layout.buckets[index])
+            pack_bucket(layout.buckets[index], layout, tensors=weights, out=buffer)
+            fed.append(self._unpacker.unpack(index, buffer))
+        self.engine.in_workers(partial(feed, fed))
 
     def finish(self) -> None:
-        self.engine.in_worker(lambda receiver: receiver.finish(self.version))
+        self.engine.in_workers(partial(finish, self.version))
 
     def rollback(self) -> None:
-        self.engine.in_worker(lambda receiver: receiver.rollback())
+        self.engine.in_workers(rollback)
 
     def update(self) -> None:
         """The whole of it: the trainer steps, and the engine gets the new version."""
@@ -90,7 +122,10 @@ class Lab:
         self.engine.resume()
 
     def sample(self, temperature: float = 1.0, seed: int = 3) -> list[Sample]:
-        return self.engine.generate(PROMPTS, SamplingSpec(max_tokens=16, temperature=temperature, seed=seed))
+        return self.sample_from(self.engine, temperature, seed)
+
+    def sample_from(self, engine: ShardEngine, temperature: float = 1.0, seed: int = 3) -> list[Sample]:
+        return engine.generate(PROMPTS, SamplingSpec(max_tokens=16, temperature=temperature, seed=seed))
 
     def require_exact(self) -> list[Sample]:
         """The engine has the trainer's weights and says so; the previous version would have been told apart."""

@@ -41,7 +41,7 @@ from elastic_refit.transports.base import HeldWeights, Packing, WeightSource, We
 from elastic_refit.transports.broadcast import BroadcastTransport
 from tests.waiting import wait_until
 
-__all__ = ["BUCKET_BYTES", "LIMITS", "Engine", "FailingWeights", "Group", "Weights", "digests_sent"]
+__all__ = ["BUCKET_BYTES", "LIMITS", "Engine", "FailingWeights", "Group", "Weights", "digests_sent", "is_equal"]
 
 LIMITS = DeadlinesConfig().limits
 MakeTransport = Callable[[CommunicatorBackend], WeightTransport]
@@ -263,14 +263,14 @@ class Group:
         """Whether the shard's engine holds exactly what the trainer has, bit for bit."""
         names = [spec.name for spec in self.weights.specs()]
         held, sent = self.engines[ShardId(shard)].held, self.weights.materialize(names)
-        return held.keys() == sent.keys() and all(_is_equal(held[name], sent[name]) for name in names)
+        return held.keys() == sent.keys() and all(is_equal(held[name], sent[name]) for name in names)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
-def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Bit for bit: NaNs equal themselves, and zeros have a sign."""
     same_kind = (one.dtype, one.shape) == (other.dtype, other.shape)
     return same_kind and torch.equal(_bytes_of(one), _bytes_of(other))

@@ -10,6 +10,7 @@ from elastic_refit.core.evidence import Beacon
 from elastic_refit.core.ids import Member
 from elastic_refit.core.refit_state import Running
 from elastic_refit.core.refit_turn import WATCHED
+from elastic_refit.ranks import furthest_behind, member_of
 
 __all__ = ["StallWatch"]
 
@@ -34,13 +35,20 @@ class StallWatch:
             self._token, self._since = token, now
 
     def beacons(self, members: Iterable[Member], now: float) -> dict[Member, tuple[Beacon, float]]:
-        """The last beacon of each member that sent one, as if it had not moved since, and the seconds since."""
-        heard, found = self._heard(), {}
-        for member in members:
-            if (last := heard.get(str(member))) is not None:
-                age_s = now - last.at_s
-                found[member] = replace(last.beacon, tick_age_s=last.beacon.tick_age_s + age_s), age_s
-        return found
+        """The last beacon of each member that sent one, as if it had not moved since, and the seconds since.
+
+        Of a member of several ranks: that of the one furthest behind, and the seconds since the most silent one's.
+        """
+        heard: dict[str, list[tuple[Beacon, float]]] = {}
+        for name, last in self._heard().items():
+            age_s = now - last.at_s
+            still = replace(last.beacon, tick_age_s=last.beacon.tick_age_s + age_s)
+            heard.setdefault(member_of(name), []).append((still, age_s))
+        return {
+            member: (furthest_behind([beacon for beacon, _ in ranks]), max(age_s for _, age_s in ranks))
+            for member in members
+            if (ranks := heard.get(str(member)))
+        }
 
     def due(self, epoch: int) -> tuple[float, int] | None:
         """When it will be a stall unless somebody moves, and the round's token; None if nothing is to be watched."""

@@ -13,19 +13,43 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
     from elastic_refit.core.manifest import Manifest
 
-__all__ = ["NO_VERSION", "Sample", "SamplingSpec", "ShardEngine", "WeightReceiver", "request_seed"]
+__all__ = [
+    "NO_VERSION",
+    "Hosting",
+    "PauseMode",
+    "Sample",
+    "SamplingSpec",
+    "ShardEngine",
+    "WeightReceiver",
+    "request_seed",
+]
 
 T = TypeVar("T")
 
+PauseMode = Literal["wait", "abort", "keep"]
+
 NO_VERSION = -1
 """What weights are called that are no whole version: some tensors of an update came, and the update did not finish."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """Where an engine lives: how many ranks it has, in whose process, and what a pause does to running requests.
+
+    ``process``: ``inline`` (that of the caller; one rank), ``own`` (processes of the engine's own), or None: what suits
+    its kind.
+    """
+
+    width: int = 1
+    process: Literal["inline", "own"] | None = None
+    pause: PauseMode = "wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +79,14 @@ class Sample:
 
     ``logprobs[i]`` is the natural-log probability of ``token_ids[i]`` under the full distribution, float32, at
     temperature 1. ``weight_version`` is the version of the weights that made every token of it, or ``NO_VERSION``.
+    ``token_versions`` has each token's: in a sample that went on across a refit they differ.
     """
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     weight_version: int
+    token_versions: tuple[int, ...]
 
 
 def request_seed(seed: int | None, index: int) -> int | None:
@@ -74,6 +100,9 @@ class WeightReceiver(ABC):
     ``begin · feed* · finish`` is a whole update; ``rollback`` ends an open one. A recovery may go on feeding the update
     that is still open: what was fed once is not fed again.
     """
+
+    rank: int = 0
+    """Which of its engine's ranks this is. Every rank is fed whole tensors and takes its own part of them."""
 
     @abstractmethod
     def begin(self, manifest: Manifest) -> None:
@@ -115,6 +144,11 @@ class WeightReceiver(ABC):
 class ShardEngine(ABC):
     """One engine replica as its shard actor holds it. Constructing it loads the model and may take minutes."""
 
+    width: int = 1
+    """How many ranks hold its weights."""
+    has_workers: bool = False
+    """Each rank is in a process of its own; else the only rank is in the calling process."""
+
     @abstractmethod
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingSpec) -> list[Sample]:
         """Complete ``prompts`` (token ids), in their order. Blocks, also while the engine is paused.
@@ -139,16 +173,24 @@ class ShardEngine(ABC):
         """
 
     @abstractmethod
-    def in_worker(self, function: Callable[[WeightReceiver], T]) -> T:
-        """Run ``function`` with the receiver, in the engine's worker, on the calling thread; blocks until it returns.
+    def in_workers(self, function: Callable[[WeightReceiver], T]) -> list[T]:
+        """Run ``function`` with the receiver of each rank, where its weights are; the results by rank.
 
-        What it raises arrives here. Calls from several threads pass one at a time. What touches weights is never
-        called while a generation runs: pause first.
+        Blocks until all have returned; then the first rank's error, if any, arrives here. Where the engine has workers
+        the function and its result travel by pickle. Calls from several threads pass one at a time. What touches
+        weights is never called while a generation runs: pause first.
         """
+
+    def in_worker(self, function: Callable[[WeightReceiver], T]) -> T:
+        """As :meth:`in_workers`; the first rank's result."""
+        return self.in_workers(function)[0]
+
+    def when_dead(self, callback: Callable[[str], None]) -> None:  # noqa: B027 - an engine in this process calls nobody
+        """Have ``callback`` called, with a sentence, on another thread, when a process of the engine's own has died."""
 
     @abstractmethod
     def pids(self) -> tuple[int, ...]:
-        """Every process this engine consists of, the actor's own included."""
+        """Every process this engine consists of, the calling one included."""
 
     @abstractmethod
     def close(self) -> None:

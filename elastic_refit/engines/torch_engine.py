@@ -55,7 +55,8 @@ def load_causal_lm(directory: str | Path, *, dtype: str = "float32") -> PreTrain
 class TorchReceiver(WeightReceiver):
     """Copies what is fed into the model's own parameters."""
 
-    def __init__(self, model: torch.nn.Module, initial_version: int) -> None:
+    def __init__(self, model: torch.nn.Module, initial_version: int, rank: int = 0) -> None:
+        self.rank = rank
         self.update = UpdateLedger(initial_version)
         self._targets: dict[str, torch.Tensor] = model.state_dict()
 
@@ -96,7 +97,9 @@ class TorchEngine(ShardEngine):
     then loads without transformers.
     """
 
-    def __init__(self, model: str, options: Mapping[str, Any] | None = None, *, initial_version: int = 0) -> None:
+    def __init__(
+        self, model: str, options: Mapping[str, Any] | None = None, *, initial_version: int = 0, rank: int = 0
+    ) -> None:
         given = dict(options or {})
         unknown = set(given) - {"dtype", "plain"}
         if unknown or ("dtype" in given and given.get("plain")):
@@ -104,7 +107,7 @@ class TorchEngine(ShardEngine):
             raise ConfigError(f"engine options: the torch engine has no {wrong!r}; it knows dtype, or plain")
         is_plain = given.pop("plain", False)
         self._model: PlainLM | PreTrainedModel = load_plain_lm(model) if is_plain else load_causal_lm(model, **given)
-        self._receiver = TorchReceiver(self._model, initial_version)
+        self._receiver = TorchReceiver(self._model, initial_version, rank)
         self._gate = GenerationGate()
         self._worker = threading.Lock()
 
@@ -122,9 +125,9 @@ class TorchEngine(ShardEngine):
             raise ShardError("cannot resume: a weight update is open; finish it or roll it back first")
         self._gate.resume()
 
-    def in_worker(self, function: Callable[[WeightReceiver], T]) -> T:
+    def in_workers(self, function: Callable[[WeightReceiver], T]) -> list[T]:
         with self._worker:
-            return function(self._receiver)
+            return [function(self._receiver)]
 
     def pids(self) -> tuple[int, ...]:
         return (os.getpid(),)
@@ -142,12 +145,13 @@ class TorchEngine(ShardEngine):
             generators = [_generator(request_seed(sampling.seed, index)) for index in indices]
             token_ids, logprobs = self._sample([prompts[index] for index in indices], sampling, generators)
             for row, index in enumerate(indices):
-                length = self._length(token_ids[row], sampling)
+                length, version = self._length(token_ids[row], sampling), self._receiver.update.version
                 samples[index] = Sample(
                     prompt_ids=prompts[index],
                     token_ids=tuple(token_ids[row][:length]),
                     logprobs=tuple(logprobs[row][:length]),
-                    weight_version=self._receiver.update.version,
+                    weight_version=version,
+                    token_versions=(version,) * length,
                 )
         return [samples[index] for index in range(len(prompts))]
 

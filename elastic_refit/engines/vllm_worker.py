@@ -1,8 +1,7 @@
 """The part of elastic-refit that lives in vLLM's worker process: the weight-transfer backend and the RPC extension.
 
-Everything that touches vLLM's private layerwise-reload state is in this file (written against vLLM 0.32). vLLM finds
-the backend by the ``vllm.general_plugins`` entry point, or because the engine names the extension class, which imports
-this module.
+What it uses of vLLM's private parts is in :mod:`elastic_refit.engines.vllm_api`. vLLM finds the backend by the
+``vllm.general_plugins`` entry point, or because the engine names the extension class, which imports this module.
 
 What must never happen here: a worker RPC of ours raises (with several ranks every later answer would be off by one);
 an update is finished that is not whole; a layer is left on the meta device when the update is over.
@@ -10,29 +9,30 @@ an update is finished that is not whole; a layer is left on the meta device when
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import vllm
 from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.layers.attention import is_deferred_attention_layer
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
-from vllm.model_executor.model_loader.reload import layerwise
 from vllm.platforms import current_platform
 
 from elastic_refit.core.manifest import Manifest
+from elastic_refit.engines import vllm_api
 from elastic_refit.engines.base import WeightReceiver
 from elastic_refit.engines.update import UpdateLedger
+from elastic_refit.engines.vllm_terms import OWNER_VARIABLE, require_known
 from elastic_refit.errors import PlanMismatch, TransportError
+from elastic_refit.processes import exit_with
 
 __all__ = [
     "BACKEND",
@@ -40,16 +40,26 @@ __all__ = [
     "ElasticRefitWorkerExtension",
     "VllmReceiver",
     "WorkerOutcome",
+    "assume_version",
     "register",
 ]
 
 BACKEND = "elastic_refit"
+_is_watched: list[bool] = []
+"""Holds something once this process watches the one that it must not outlive."""
 
 
 def register() -> None:
-    """Make the backend known to vLLM in this process. The ``vllm.general_plugins`` entry point; repeatable."""
-    if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, ElasticRefitTransfer)
+    """Make the backend known to vLLM in this process. The ``vllm.general_plugins`` entry point; repeatable.
+
+    A process that vLLM has started for an engine of ours ends with the one that asked for the engine.
+    """
+    vllm_api.register_backend(BACKEND, ElasticRefitTransfer)
+    owner = os.environ.get(OWNER_VARIABLE)
+    if owner is not None and int(owner) != os.getpid() and not _is_watched:
+        # An EngineCore whose caller died while it started was seen to stay for good.
+        _is_watched.append(True)
+        exit_with(int(owner))
 
 
 @dataclass
@@ -77,6 +87,7 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
     update_info_cls = TensorsInfo
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        require_known(vllm.__version__)
         super().__init__(*args, **kwargs)
         self.update = UpdateLedger(version=0)
         self._manifest: Manifest | None = None
@@ -89,15 +100,15 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
             raise PlanMismatch("no manifest: init_weight_transfer_engine comes before the first update")
         self.update.open(self._manifest)
         try:
-            layerwise.initialize_layerwise_reload(self.model)
+            vllm_api.begin_reload(self.model)
         except BaseException:
             self.rollback()
             raise
 
     def feed(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Load whole tensors. vLLM keeps references to them until their layer is complete."""
-        with self.update.taking(name for name, _ in tensors), disable_mtp_completeness_check():
-            self.model.load_weights(iter(tensors))
+        with self.update.taking(name for name, _ in tensors), vllm_api.disable_mtp_completeness_check():
+            self.model.load_weights(vllm_api.rounded(tensors, self.model_config.dtype))
 
     def receive_weights(self, update_info: TensorsInfo) -> None:
         self.feed(update_info.tensors)
@@ -116,10 +127,10 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
     def finish_weight_update(self) -> None:
         """Raises TransportError if a tensor is missing; the update then stays open and vLLM labels nothing."""
         self.update.require_complete()
-        unfed = self._unfed_layers()
+        unfed = vllm_api.unfed_layers(self.model)
         if unfed:
             raise TransportError(f"the manifest has not all weights of {unfed[0]}", layers=tuple(unfed))
-        layerwise.finalize_layerwise_reload(self.model, self.model_config)
+        vllm_api.finish_reload(self.model, self.model_config)
         self._repack_embeddings()
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -129,37 +140,12 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
         """Put back the tensors of every layer that is not complete; a no-op if no update is open."""
         if not self.update.is_open:
             return
-        for layer in self.model.modules():
-            info = layerwise.get_layerwise_info(layer)
-            if info.can_load():
-                layerwise._place_kernel_tensors(layer, info)
-                info.reset()
-        self.model._do_torchao_reload = self.model._original_do_torchao_reload
-        layerwise.LOADING_LAYERS.clear()
+        vllm_api.roll_reload_back(self.model)
         self._repack_embeddings()
         self.update.close()
 
     def shutdown(self) -> None:
         self._manifest = None
-
-    def _unfed_layers(self) -> list[str]:
-        """Layers that got none, or not all, of their weights: the manifest is of another model.
-
-        vLLM itself would keep the old weights of the first kind with a log line, and finish the second kind with
-        uninitialised memory.
-        """
-        short: dict[str, Iterable[torch.Tensor]] = {}
-        fed: set[int] = set()
-        for name, layer in self.model.named_modules():
-            info = layerwise.get_layerwise_info(layer)
-            parameters = info.kernel_tensors[0] if info.can_load() else layer._parameters
-            if parameters and info.can_load() and _is_short(layer, info):
-                short[name] = parameters.values()
-            else:
-                fed |= {tensor.data_ptr() for tensor in parameters.values() if tensor is not None}
-        fed.discard(0)  # parameters that a CPU kernel packed away have no memory
-        # A tied output head gets its weight through the embedding.
-        return [name for name, tensors in short.items() if any(tensor.data_ptr() not in fed for tensor in tensors)]
 
     def _repack_embeddings(self) -> None:
         """On CPU a tied output head multiplies by a packed copy of the embedding, which layerwise reload forgets.
@@ -172,18 +158,11 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
                     module.quant_method.process_weights_after_loading(module)
 
 
-def _is_short(layer: torch.nn.Module, info: Any) -> bool:
-    """Only a plain linear layer must be full: elsewhere there is padding, or a scale that a checkpoint may lack."""
-    if is_deferred_attention_layer(layer) or not info.load_numel_total:
-        return False
-    is_plain = isinstance(layer, LinearBase) and isinstance(layer.quant_method, UnquantizedLinearMethod)
-    return bool(info.load_numel == 0 or (is_plain and info.load_numel < info.load_numel_total))
-
-
 class VllmReceiver(WeightReceiver):
     """The receiver protocol on one vLLM worker. It holds no state of its own: a new one goes on where the last was."""
 
     def __init__(self, worker: Any) -> None:
+        self.rank = int(worker.rank)
         self._worker = worker
         self._transfer: ElasticRefitTransfer = worker.weight_transfer_engine
 
@@ -203,18 +182,25 @@ class VllmReceiver(WeightReceiver):
     def rollback(self) -> None:
         with set_current_vllm_config(self._worker.vllm_config):
             self._transfer.rollback()
-        self._transfer.reset_weight_update_target()
-        self._worker._weight_update_active = False
+        vllm_api.end_update(self._worker)
+
+    def assume_version(self, version: int) -> None:
+        """Call the weights that are loaded ``version``."""
+        self._transfer.update.version = version
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOutcome:
-    """What one worker answers. ``version`` and ``update_open`` are the state after the call, whatever came of it."""
+    """What one worker answers. ``version`` and ``update_open`` are the state after the call, whatever came of it.
+
+    ``number`` is the call's: where a worker RPC of somebody else raised, vLLM may hand out an older call's answer.
+    """
 
     value: Any
     error: BaseException | None
     version: int
     update_open: bool
+    number: int = 0
 
 
 class ElasticRefitWorkerExtension:
@@ -232,9 +218,27 @@ class ElasticRefitWorkerExtension:
         update = self.weight_transfer_engine.update
         return WorkerOutcome(value=value, error=failure, version=update.version, update_open=update.is_open)
 
-    def elastic_refit_assume_version(self, version: int) -> None:
-        """The weights that were loaded at start are ``version``."""
-        self.weight_transfer_engine.update.version = version
+    def elastic_refit_run(self, blob: bytes, number: int) -> bytes:
+        """As :meth:`elastic_refit_call`, for a caller in another process: by pickle, as whole blobs.
+
+        vLLM would change the types of what is nested in arguments and results.
+        """
+        try:
+            outcome = replace(self.elastic_refit_call(pickle.loads(blob)), number=number)
+            answer = pickle.dumps(outcome)
+            if outcome.error is not None:
+                pickle.loads(answer)
+            return answer
+        except Exception as error:  # noqa: BLE001 - what cannot travel is told as what can
+            failure = RuntimeError(f"{type(error).__name__}: {error}")
+            update = self.weight_transfer_engine.update
+            return pickle.dumps(WorkerOutcome(None, failure, update.version, update.is_open, number))
+
+
+def assume_version(version: int, receiver: WeightReceiver) -> None:
+    """The weights that were loaded at start are ``version``."""
+    assert isinstance(receiver, VllmReceiver), "for a worker of vLLM's"
+    receiver.assume_version(version)
 
 
 register()

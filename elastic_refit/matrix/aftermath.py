@@ -16,6 +16,7 @@ from elastic_refit.errors import ShardError
 from elastic_refit.matrix.lab import Lab
 from elastic_refit.matrix.observation import Observation, Served, ShardView
 from elastic_refit.processes import living
+from elastic_refit.stacks import stacks_of
 
 __all__ = ["look_at_ledger", "look_at_processes", "look_at_shards"]
 
@@ -53,6 +54,8 @@ def look_at_ledger(seen: Observation, state: LedgerState, *, epoch: int, began_s
 
 def look_at_processes(seen: Observation, lab: Lab) -> None:
     condemned = [shard for shard in seen.condemned or () if shard in lab.fleet.processes]
+    struck = [fault.victim for fault in seen.planned if isinstance(fault.victim, ShardId)]
+    seen.stacks = stacks_of(lab.incidents, struck)
     seen.living = tuple(
         f"pid {process.pid} of {shard}" for shard in condemned for process in living(lab.processes(shard))
     )
@@ -86,14 +89,17 @@ def look_at_shards(seen: Observation, lab: Lab) -> None:
 
 
 def _samples(call: ray.ObjectRef) -> Sequence[Sample]:
-    """Nothing from a shard that refuses, because it holds no whole version; or from one that has died meanwhile."""
+    """Nothing from a shard that refuses, because it holds no whole version, that has died meanwhile, or that waits.
+
+    A request waits as long as a refit is open; after a run that ended without its coordinator one is.
+    """
     try:
         samples: list[Sample] = ray.get(call, timeout=_ANSWER_S)
     except RayTaskError as error:
         if isinstance(error.cause, ShardError):
             return ()
         raise
-    except RayActorError:
+    except (RayActorError, GetTimeoutError):
         return ()
     return samples
 

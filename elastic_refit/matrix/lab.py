@@ -7,6 +7,7 @@ left in another state than a new one is in.
 from __future__ import annotations
 
 import secrets
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from elastic_refit.actors.fleet import Fleet
+from elastic_refit.actors.loading import own_process
 from elastic_refit.actors.reports import RefitReport
 from elastic_refit.actors.sabotage import thaw
 from elastic_refit.core.events import ActorDied, RequestFailed, RequestSucceeded, RestartFailed, Restarting, Retired
@@ -31,7 +33,7 @@ from elastic_refit.errors import ElasticRefitError
 from elastic_refit.matrix.cells import Cell
 from elastic_refit.matrix.shape import Shape
 from elastic_refit.matrix.trainer import LabTrainer
-from elastic_refit.processes import kill_proved, living
+from elastic_refit.processes import kill_proved, living, mapped_segments, signal_processes
 
 __all__ = ["Lab", "LabUnclean"]
 
@@ -52,8 +54,9 @@ class Lab:
     """A fleet, and how far its versions have come. One thread uses it."""
 
     def __init__(self, shape: Shape, folder: Path) -> None:
-        """Bring it up; blocks until everybody has loaded."""
+        """Start everybody, without waiting for any."""
         self.shape = shape
+        self.incidents = folder / "incidents"
         model = folder / "model"
         self.config = shape.config(model_bytes=_make_model(shape, model))
         self.limits = self.config.deadlines.limits
@@ -61,22 +64,23 @@ class Lab:
         self.num_buckets = 0
         self.ever: set[ProcessId] = set()
         """Every process that a member of this fleet has had."""
+        self.segments: set[str] = set()
+        """Shared memory that they had mapped."""
         self._times: list[float] = []
         self._is_built = False
         self.fleet = Fleet(
             self.config,
             trainer_class=LabTrainer,
-            trainer_arguments={"model": str(model)},
+            trainer_arguments={"model": str(model), "secret": secrets.token_bytes(16) if shape.gathering else None},
             model=str(model),
             folder=folder,
         )
-        try:
-            self.fleet.wait_until_loaded(timeout_s=_LOAD_S[shape.engine])
-            if shape.gathering:
-                self._let_trainers_gather()
-        except BaseException:
-            self.fleet.close()
-            raise
+
+    def bring_up(self) -> None:
+        """Blocks until everybody has loaded."""
+        self.fleet.wait_until_loaded(timeout_s=_LOAD_S[self.shape.engine])
+        if self.shape.gathering:
+            self.tell_trainers("meet", self.tell_trainers("gathers_at"))
         self._note_processes()
 
     # -- between cells
@@ -109,6 +113,7 @@ class Lab:
 
     def close(self) -> list[str]:
         """End the fleet; returns what of it is still there."""
+        self.segments.update(mapped_segments(living(self.ever)))
         self.fleet.close()
         deadline = time.monotonic() + _GONE_S
         while (left := self._left()) and time.monotonic() < deadline:
@@ -123,7 +128,7 @@ class Lab:
         self.tell_trainers("advance", self.version)
         self._is_built = False
         report = self.fleet.refit(self.version, while_waiting=while_waiting)
-        self._is_built = report.incident is None
+        self._is_built = True
         self.num_buckets = report.num_buckets
         return report
 
@@ -132,16 +137,11 @@ class Lab:
         """A refit in which nothing happened, in seconds."""
         return median(self._times) if self._times else None
 
-    def tell_trainers(self, method: str, *arguments: Any) -> None:
-        self._ask_trainers(method, *arguments)
-
-    def _ask_trainers(self, method: str, *arguments: Any) -> list[Any]:
+    def tell_trainers(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of every trainer; returns what they answer, by rank."""
         calls = [getattr(handle, method).remote(*arguments) for handle in self.fleet.trainers.values()]
         answers: list[Any] = ray.get(calls, timeout=_CALL_S)
         return answers
-
-    def _let_trainers_gather(self) -> None:
-        self.tell_trainers("meet", self._ask_trainers("listen", secrets.token_bytes(32), self.limits.hard_s))
 
     def shard(self, index: int) -> ShardId:
         """Who sits in the seat now."""
@@ -154,6 +154,13 @@ class Lab:
         """The processes of ledger and coordinator that a fault was aimed at."""
         records = self.fleet.chaos.records()
         return {each for record in records if isinstance(record.fault.victim, str) for each in record.fault.targets}
+
+    def stop_agents(self) -> tuple[ProcessId, ...]:
+        """Have no node answer: its agent is frozen, so nobody there can be ended. Returns whom to thaw afterwards."""
+        agents = self.fleet.coordination.agents.values()
+        processes = tuple(ray.get([agent.__ray_call__.remote(own_process) for agent in agents], timeout=_CALL_S))
+        signal_processes(processes, signal.SIGSTOP)
+        return processes
 
     def state(self) -> LedgerState:
         return self.fleet.ledger.state()

@@ -9,21 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from elastic_refit.chaos import Fault
 from elastic_refit.core.deadlines import Deadlines
-from elastic_refit.core.ids import ShardId
+from elastic_refit.core.ids import Member, ProcessId, ShardId
 from elastic_refit.matrix.cells import Blow, Cell
-from elastic_refit.matrix.lab import Lab
 
-__all__ = ["plan_faults"]
+__all__ = ["Seats", "plan_faults"]
+
+
+class Seats(Protocol):
+    """A fleet, as far as its members can be struck."""
+
+    limits: Deadlines
+
+    def shard(self, index: int) -> ShardId: ...
+    def processes(self, *members: Member) -> tuple[ProcessId, ...]: ...
+
 
 _SIGNALS = ("kill", "freeze")
 _TOGETHER = ("bucket", "before", "retry")
-_SLOW_TIMES = 6
+_SLOW_TIMES = 5
 
 
-def plan_faults(cell: Cell, lab: Lab, version: int) -> tuple[Fault, ...]:
+def plan_faults(cell: Cell, lab: Seats, version: int) -> tuple[Fault, ...]:
     """The faults of ``cell`` in the refit of ``version``, in the order in which they are to be armed."""
     planned = [_fault(cell, lab, version, blow) for blow in cell.blows()]
     at_once = [
@@ -38,7 +48,7 @@ def plan_faults(cell: Cell, lab: Lab, version: int) -> tuple[Fault, ...]:
     return tuple(_struck_by(last, fault, lab) if fault in at_once else fault for fault in _others_first(planned, last))
 
 
-def _fault(cell: Cell, lab: Lab, version: int, blow: Blow) -> Fault:
+def _fault(cell: Cell, lab: Seats, version: int, blow: Blow) -> Fault:
     victim = lab.shard(blow.target.index) if isinstance(blow.target, ShardId) else blow.target
     peer = lab.shard(cell.between[1]) if cell.between is not None else None
     seconds, times = _slowness(blow, lab.limits)
@@ -55,7 +65,7 @@ def _slowness(blow: Blow, limits: Deadlines) -> tuple[float, int]:
     return (0.8 * limits.pack_s, 1) if blow.phase == "packing" else (0.25 * limits.stall_s, _SLOW_TIMES)
 
 
-def _struck_by(striker: ShardId, fault: Fault, lab: Lab) -> Fault:
+def _struck_by(striker: ShardId, fault: Fault, lab: Seats) -> Fault:
     if not isinstance(fault.victim, ShardId) or fault.victim == striker:
         return fault
     return replace(fault, by=striker, targets=lab.processes(fault.victim))

@@ -11,37 +11,39 @@ from elastic_refit.actors.trainer import TrainerActor
 from elastic_refit.demo.policy import Gap, gap_of
 from elastic_refit.engines.base import Sample
 from elastic_refit.engines.plain_lm import load_plain_lm
-from elastic_refit.matrix.gathering import Address, Exchange, GatheredWeights
+from elastic_refit.matrix.gathering import Exchange, GatheredWeights
 from elastic_refit.transports.base import HeldWeights, WeightSource
 
 __all__ = ["LabTrainer"]
 
 
 class LabTrainer(TrainerActor):
-    """Every rank makes the same weights of a version; it gives out all of them, or gathers them from every rank."""
+    """Every rank makes the same weights of a version, and pushes them whole; with a ``secret``, its part of them."""
 
-    def __init__(self, setup: ParticipantSetup, *, model: str) -> None:
+    def __init__(self, setup: ParticipantSetup, *, model: str, secret: bytes | None = None) -> None:
         super().__init__(setup)
+        self._exchange: Exchange | None = None
+        if secret is not None:
+            self._exchange = Exchange(setup.member.index, secret=secret, patience_s=setup.deadlines.hard_s)
         torch.set_num_threads(1)
         self._model = load_plain_lm(model)
         self._first = {name: value.clone() for name, value in self._model.state_dict().items()}
         self._version = 0
-        self._exchange: Exchange | None = None
 
     def weight_source(self) -> WeightSource:
-        weights = self._model.state_dict()
+        whole = self._model.state_dict()
         if self._exchange is None:
-            return HeldWeights(weights)
-        return GatheredWeights(self._exchange, self._version, weights)
+            return HeldWeights(whole)
+        return GatheredWeights(self._exchange, self._version, whole)
 
-    def listen(self, secret: bytes, patience_s: float) -> Address:
-        """Be ready to gather; returns where the other ranks find this one."""
-        self._exchange = Exchange(self._setup.member.index, secret=secret, patience_s=patience_s)
+    def gathers_at(self) -> tuple[str, int]:
+        """Where this rank gives its parts to the others; asked of trainers that have a secret."""
+        assert self._exchange is not None, "it holds its weights whole"
         return self._exchange.address
 
-    def meet(self, addresses: Sequence[Address]) -> None:
-        """Gather with the ranks at ``addresses`` from now on."""
-        assert self._exchange is not None
+    def meet(self, addresses: Sequence[tuple[str, int]]) -> None:
+        """Link up with every rank, at these addresses in their order."""
+        assert self._exchange is not None, "it holds its weights whole"
         self._exchange.meet(addresses)
 
     def advance(self, version: int) -> None:

@@ -12,6 +12,7 @@ from elastic_refit.core.ledger_state import LedgerState
 from elastic_refit.errors import ElasticRefitError
 from elastic_refit.matrix.aftermath import look_at_ledger, look_at_processes, look_at_shards
 from elastic_refit.matrix.cells import Cell
+from elastic_refit.matrix.intruder import wake_the_condemned
 from elastic_refit.matrix.lab import Lab
 from elastic_refit.matrix.moments import Moments
 from elastic_refit.matrix.observation import Observation
@@ -42,7 +43,15 @@ class _Trial:
         seen.planned = plan_faults(self.cell, lab, lab.version + 1)
         lab.fleet.chaos.arm(*seen.planned)
         self._strike_idle(before)
-        self._push()
+        stopped = lab.stop_agents() if self.cell.fence == "unreachable" else ()
+        try:
+            self._push()
+            self._look(before, began_s)
+        finally:
+            thaw(stopped)
+
+    def _look(self, before: LedgerState, began_s: float) -> None:
+        lab, seen = self.lab, self.seen
         seen.ended_s = time.monotonic()
         seen.version, seen.num_buckets = lab.version, lab.num_buckets
         records = lab.fleet.chaos.records()
@@ -51,6 +60,8 @@ class _Trial:
         look_at_ledger(seen, lab.state(), epoch=before.refits.epoch, began_s=began_s)
         look_at_processes(seen, lab)
         look_at_shards(seen, lab)
+        if self.cell.thaw == "after_recovery":
+            seen.intruders = wake_the_condemned(lab, seen.condemned or ())
 
     def _push(self) -> None:
         for _ in range(self.cell.refits):

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from elastic_refit.engines.vllm_engine import vllm_environment
+from elastic_refit.engines.vllm_terms import vllm_environment
 from tests.standin_nccl.library import build_library
 
-for name, value in vllm_environment().items():
+for name, value in vllm_environment(is_inline=True).items():
     os.environ.setdefault(name, value)
+
+
+pytest.register_assert_rewrite("tests.engine_suite")
 
 
 @pytest.fixture(scope="session")

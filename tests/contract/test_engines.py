@@ -1,292 +1,54 @@
-"""What every engine promises, on every engine: the suite that a new one must pass."""
+"""The engine suite on every engine that has its weights in the test's process, and on the torch engine of two ranks."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 
-from elastic_refit.core.events import CommitMode
-from elastic_refit.core.ids import ShardId, TrainerId
-from elastic_refit.core.manifest import Manifest, build_manifest
 from elastic_refit.demo.tiny_model import Family
-from elastic_refit.engines.base import NO_VERSION, SamplingSpec, WeightReceiver
-from elastic_refit.errors import DigestMismatch, PlanMismatch, ShardError, TransportError
-from elastic_refit.transports.base import Packing
-from elastic_refit.transports.packing import tensor_specs
-from tests.engine_lab import BUCKET_BYTES, EXACT, PROMPTS, Lab, logprob_gap
-from tests.refit_group import FailingWeights, Group
+from elastic_refit.engines.base import Hosting
+from tests.engine_lab import INLINE, Lab
+from tests.engine_suite import *  # noqa: F403 - every test of the suite is one of this module
+from tests.engine_suite import close_and_be_refused
 
-MODELS: list[tuple[str, Family, bool]] = [
-    *(("torch", "qwen2", False), ("torch", "qwen2", True)),
-    *(("vllm", "qwen2", False), ("vllm", "qwen2", True), ("vllm", "llama", False)),
-]
+
+@dataclass(frozen=True)
+class Case:
+    """One engine and one model."""
+
+    kind: str
+    family: Family = "qwen2"
+    is_tied: bool = False
+    hosting: Hosting = INLINE
+
+    def __str__(self) -> str:
+        wide = f"-{self.hosting.width}-ranks" if self.hosting.width > 1 else ""
+        return f"{self.kind}{wide}-{self.family}{'-tied' if self.is_tied else ''}"
+
+
+TWO_RANKS = Hosting(width=2)
 CASES = [
-    pytest.param(
-        (kind, family, tied),
-        id=f"{kind}-{family}{'-tied' if tied else ''}",
-        marks=[pytest.mark.vllm] if kind == "vllm" else [],
-    )
-    for kind, family, tied in MODELS
+    *(Case("torch"), Case("torch", is_tied=True), Case("torch", hosting=TWO_RANKS)),
+    *(Case("vllm"), Case("vllm", is_tied=True), Case("vllm", "llama")),
 ]
+PARAMS = [pytest.param(case, id=str(case), marks=[pytest.mark.vllm] if case.kind == "vllm" else []) for case in CASES]
 # vLLM and what it imports use what they themselves deprecate.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=PARAMS)
 def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One engine for all tests of a case, in their order: each leaves it serving the trainer's version."""
-    kind, family, tied = request.param
-    lab = Lab(tmp_path_factory.mktemp("model"), kind, family, tie_embeddings=tied)
+    """One engine for all tests of a case, in their order."""
+    case: Case = request.param
+    folder = tmp_path_factory.mktemp("model")
+    lab = Lab(folder, case.kind, case.family, tie_embeddings=case.is_tied, hosting=case.hosting)
     yield lab
     lab.engine.close()
-
-
-def test_a_new_engine_serves_the_checkpoint_as_its_initial_version(lab: Lab) -> None:
-    lab.require_exact()
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
-def test_logprobs_are_those_of_the_policy_at_temperature_one(lab: Lab, temperature: float) -> None:
-    assert logprob_gap(lab.trainer, lab.sample(temperature)) < EXACT
-
-
-def test_seeded_sampling_repeats_and_equal_prompts_get_different_completions(lab: Lab) -> None:
-    first = lab.sample(seed=5)
-    assert first == lab.sample(seed=5)
-    assert first != lab.sample(seed=6)
-    assert PROMPTS[0] == PROMPTS[1]
-    assert first[0].token_ids != first[1].token_ids
-
-
-def test_samples_come_in_the_order_of_their_prompts(lab: Lab) -> None:
-    assert [list(sample.prompt_ids) for sample in lab.sample()] == PROMPTS
-
-
-def test_a_completion_ends_with_the_end_token_unless_it_is_ignored(lab: Lab) -> None:
-    eos, prompts, stopped = lab.trainer.config.eos_token_id, [[7]] * 16, 0
-    for seed in range(4):
-        ignoring = lab.engine.generate(prompts, SamplingSpec(max_tokens=48, seed=seed))
-        heeding = lab.engine.generate(prompts, SamplingSpec(max_tokens=48, seed=seed, ignore_eos=False))
-        for full, sample in zip(ignoring, heeding, strict=True):
-            end = full.token_ids.index(eos) + 1 if eos in full.token_ids else 48
-            assert len(full.token_ids) == 48
-            assert sample.token_ids == full.token_ids[:end]
-            assert len(sample.logprobs) == end
-            stopped += end < 48
-    assert stopped, "no sample met the end token: nothing was tested"
-
-
-def test_no_prompts_give_no_samples(lab: Lab) -> None:
-    assert lab.engine.generate([], SamplingSpec(max_tokens=4)) == []
-
-
-def test_an_empty_prompt_is_the_callers_mistake_and_the_engine_goes_on(lab: Lab) -> None:
-    with pytest.raises(ValueError, match="prompt"):
-        lab.engine.generate([[1, 2], []], SamplingSpec(max_tokens=4))
-    lab.require_exact()
-
-
-def test_two_updates_each_make_the_engine_equal_the_trainer(lab: Lab) -> None:
-    for _ in range(2):
-        lab.update()
-        lab.require_exact()
-
-
-def test_a_request_during_an_update_waits_and_is_answered_by_the_new_version(lab: Lab) -> None:
-    lab.step()
-    lab.open()
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(lab.sample)
-        lab.feed(0, lab.manifest.num_buckets)
-        lab.finish()
-        assert not answer.done()
-        lab.engine.resume()
-        samples = answer.result(timeout=60)
-    assert {sample.weight_version for sample in samples} == {lab.version}
-    assert logprob_gap(lab.trainer, samples) < EXACT
-
-
-def test_pausing_and_resuming_twice_is_the_same_as_once(lab: Lab) -> None:
-    lab.engine.pause()
-    lab.engine.pause()
-    lab.engine.resume()
-    lab.engine.resume()
-    lab.require_exact()
-
-
-def test_what_a_function_in_the_worker_returns_or_raises_arrives_at_the_caller(lab: Lab) -> None:
-    def mismatch(receiver: WeightReceiver) -> None:
-        raise DigestMismatch("bucket 3 differs", bucket=3)
-
-    assert lab.engine.in_worker(lambda receiver: isinstance(receiver, WeightReceiver))
-    with pytest.raises(DigestMismatch) as caught:
-        lab.engine.in_worker(mismatch)
-    assert caught.value.bucket == 3
-
-
-def test_functions_in_the_worker_run_one_at_a_time(lab: Lab) -> None:
-    inside, leave, order = threading.Event(), threading.Event(), []
-
-    def first(receiver: WeightReceiver) -> None:
-        inside.set()
-        assert leave.wait(60)
-        order.append("first")
-
-    with ThreadPoolExecutor(2) as pool:
-        running = pool.submit(lab.engine.in_worker, first)
-        assert inside.wait(60)
-        second = pool.submit(lab.engine.in_worker, lambda receiver: order.append("second"))
-        assert order == []
-        leave.set()
-        running.result(timeout=60)
-        second.result(timeout=60)
-    assert order == ["first", "second"]
-
-
-def test_an_aborted_update_can_be_fed_on_and_is_exact_wherever_it_was_cut(lab: Lab) -> None:
-    for cut in lab.cuts():
-        lab.step()
-        lab.open()
-        lab.feed(0, cut)
-        lab.feed(cut, lab.manifest.num_buckets)
-        lab.finish()
-        lab.engine.resume()
-        lab.require_exact()
-
-
-def test_an_incomplete_update_can_neither_be_finished_nor_served(lab: Lab) -> None:
-    lab.step()
-    lab.open()
-    lab.feed(0, lab.manifest.num_buckets - 1)
-    with pytest.raises(TransportError, match="missing"):
-        lab.finish()
-    with pytest.raises(ShardError, match="update is open"):
-        lab.engine.resume()
-    lab.feed(lab.manifest.num_buckets - 1, lab.manifest.num_buckets)
-    lab.finish()
-    lab.engine.resume()
-    lab.require_exact()
-
-
-def test_a_tensor_is_taken_once_and_only_if_it_is_of_this_update(lab: Lab) -> None:
-    name, tensor = next(iter(lab.trainer.named_parameters()))
-
-    def feed(name: str) -> None:
-        lab.engine.in_worker(lambda receiver: receiver.feed([(name, tensor.detach().clone())]))
-
-    with pytest.raises(PlanMismatch, match="no update is open"):
-        feed(name)
-    lab.step()
-    lab.open()
-    lab.feed(0, lab.manifest.num_buckets)
-    for wrong in (name, "model.layers.7.mlp.up_proj.weight"):
-        with pytest.raises(PlanMismatch, match=wrong):
-            feed(wrong)
-    with pytest.raises(PlanMismatch, match="open"):
-        lab.open()
-    lab.finish()
-    lab.engine.resume()
-    lab.require_exact()
-
-
-def test_an_update_that_broke_off_inside_a_tensor_can_only_be_rolled_back(lab: Lab) -> None:
-    name, parameter = next(iter(lab.trainer.named_parameters()))
-    lab.step()
-    lab.open()
-    with pytest.raises((AssertionError, RuntimeError)):
-        lab.engine.in_worker(lambda receiver: receiver.feed([(name, parameter.detach()[:5])]))
-    with pytest.raises(PlanMismatch, match="rolled back"):
-        lab.feed(0, lab.manifest.num_buckets)
-    lab.rollback()
-    lab.engine.resume()
-    assert {sample.weight_version for sample in lab.sample()} == {NO_VERSION}
-    lab.update()
-    lab.require_exact()
-
-
-def test_a_rollback_before_the_first_tensor_leaves_the_old_version_whole(lab: Lab) -> None:
-    lab.open()
-    lab.rollback()
-    lab.rollback()
-    lab.engine.resume()
-    lab.require_exact()
-
-
-def test_after_a_rollback_the_engine_runs_is_of_no_version_and_takes_a_whole_update(lab: Lab) -> None:
-    for cut in lab.cuts():
-        lab.step()
-        lab.open()
-        lab.feed(0, cut)
-        lab.rollback()
-        lab.engine.resume()
-        assert {sample.weight_version for sample in lab.sample()} == {NO_VERSION}
-        lab.update()
-        lab.require_exact()
-
-
-def test_a_manifest_without_all_weights_of_the_model_never_becomes_a_version(lab: Lab) -> None:
-    for left_out in ("layers.1.self_attn.k_proj.weight", "layers.0.mlp.down_proj.weight", "embed_tokens.weight"):
-        parameters = [(name, p) for name, p in lab.trainer.named_parameters() if not name.endswith(left_out)]
-        manifest = build_manifest(tensor_specs(parameters), 1 << 20)
-        with pytest.raises(TransportError):  # when it is noticed is the engine's affair
-            whole_update_with(lab, manifest)
-        lab.rollback()
-        lab.engine.resume()
-        assert {sample.weight_version for sample in lab.sample()} <= {NO_VERSION, lab.version}
-        lab.update()
-        lab.require_exact()
-
-
-def whole_update_with(lab: Lab, manifest: Manifest) -> None:
-    lab.open(manifest)
-    lab.feed(0, manifest.num_buckets, manifest)
-    lab.finish()
-
-
-class TrainerWeights(FailingWeights):
-    """The lab's trainer, which breaks once in the middle."""
-
-    def __init__(self, lab: Lab, group: Group) -> None:
-        super().__init__(lab.version, group)
-        self.tensors = {name: parameter.detach() for name, parameter in lab.trainer.named_parameters()}
-        self.breaks_at = list(self.tensors)[len(self.tensors) // 2]
-
-
-@pytest.mark.parametrize("commit", ["streamed", "staged"])
-def test_a_refit_that_breaks_off_and_is_taken_up_again_is_exact_in_both_commits(lab: Lab, commit: CommitMode) -> None:
-    before, old = lab.sample(), lab.version
-    group = Group(shards=1, commit=commit)
-    group.workers[ShardId(0)] = lab.engine.in_worker
-    group.packing = Packing(BUCKET_BYTES)
-    lab.step()
-    group.weights = TrainerWeights(lab, group)
-    lab.engine.pause()
-    group.transfer(group.build(1, [0]), lab.version)
-    group.settle(TrainerId(0), 1)
-    settled = group.settle(ShardId(0), 1, version=lab.version)
-    assert settled.applied_through >= 1
-    if commit == "staged":
-        lab.engine.resume()
-        assert lab.sample() == before
-        assert {sample.weight_version for sample in before} == {old}
-        lab.engine.pause()
-    group.refit(lab.version, epoch=2, shards=[0], start=settled.applied_through + 1)
-    lab.engine.resume()
-    lab.require_exact()
-    group.close()
+    if lab.fleet is not None:
+        lab.fleet.close()
 
 
 def test_a_closed_engine_refuses_whoever_waits_and_whoever_comes(lab: Lab) -> None:
-    assert len(lab.engine.pids()) >= 1
-    lab.engine.pause()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(lab.sample)
-        lab.engine.close()
-        with pytest.raises(ShardError, match="closed"):
-            waiting.result(timeout=60)
-    with pytest.raises(ShardError, match="closed"):
-        lab.sample()
-    lab.engine.close()
+    close_and_be_refused(lab)

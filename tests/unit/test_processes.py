@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
 import psutil
 import pytest
 
-from elastic_refit.processes import end_descendants, identify, kill_proved
+from elastic_refit.processes import end_descendants, identify, kill_proved, wait_until_running
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.faults
@@ -63,3 +64,35 @@ def test_descendants_end_with_their_own_children_and_others_are_spared(sleeper: 
         assert end_descendants(timeout_s=10, besides=spared) == []
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     assert sleeper.poll() is None
+
+
+def test_a_process_ends_with_the_one_that_it_must_not_outlive(sleeper: subprocess.Popen[bytes]) -> None:
+    bound = f"from elastic_refit.processes import exit_with; exit_with({sleeper.pid}); print('bound', flush=True)"
+    command = [sys.executable, "-c", f"{bound}; import threading; threading.Event().wait()"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"bound\n"
+        assert process.poll() is None
+        sleeper.kill()
+        sleeper.wait()
+        assert process.wait(timeout=30) == 1
+        process.stdout.read()
+    late = subprocess.run([sys.executable, "-c", bound], capture_output=True, check=False)
+    assert (late.returncode, late.stdout) == (1, b"")
+
+
+def test_a_stopped_process_is_waited_for_until_it_runs_again_and_one_that_is_gone_is_not(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
+    recorded = identify(sleeper.pid, "here")
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(sleeper.pid).status() == psutil.STATUS_STOPPED, timeout_s=10)
+    waiting = threading.Thread(target=wait_until_running, args=([recorded],))
+    waiting.start()
+    assert waiting.is_alive()
+    os.kill(sleeper.pid, signal.SIGCONT)
+    waiting.join(30)
+    assert not waiting.is_alive()
+    sleeper.kill()
+    sleeper.wait()
+    wait_until_running([recorded])

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 
-from elastic_refit.engines.vllm_engine import vllm_environment
+import pytest
 
-for name, value in vllm_environment().items():
+from elastic_refit.engines.vllm_terms import vllm_environment
+
+for name, value in vllm_environment(is_inline=True).items():
     os.environ.setdefault(name, value)
+
+pytest.register_assert_rewrite("tests.engine_suite")

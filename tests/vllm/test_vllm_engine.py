@@ -17,7 +17,7 @@ from elastic_refit.engines.registry import build_engine
 from elastic_refit.engines.vllm_engine import VllmEngine
 from elastic_refit.errors import ConfigError, PlanMismatch, TransportError
 from elastic_refit.transports.packing import tensor_specs
-from tests.engine_lab import EXACT, PROMPTS, VLLM_OPTIONS, Lab, logprob_gap
+from tests.engine_lab import EXACT, INLINE, PROMPTS, VLLM_OPTIONS, Lab, logprob_gap
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")]
 
@@ -168,17 +168,17 @@ def test_a_half_fed_update_that_is_rolled_back_leaves_no_parameter_without_memor
 )
 def test_an_option_that_cannot_be_used_is_named(options: dict[str, Any], words: str, directory: Path) -> None:
     with pytest.raises(ConfigError, match=words):
-        build_engine("vllm", str(directory), options)
+        build_engine("vllm", str(directory), options, hosting=INLINE)
 
 
 def test_an_engine_outside_its_process_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     with pytest.raises(ConfigError, match="VLLM_ENABLE_V1_MULTIPROCESSING must be 0"):
-        build_engine("vllm", str(directory), {})
+        build_engine("vllm", str(directory), {}, hosting=INLINE)
 
 
 def test_the_initial_version_labels_samples_until_the_first_update(directory: Path) -> None:
-    engine = build_engine("vllm", str(directory), VLLM_OPTIONS, initial_version=41)
+    engine = build_engine("vllm", str(directory), VLLM_OPTIONS, hosting=INLINE, initial_version=41)
     try:
         samples = engine.generate(PROMPTS, SamplingSpec(max_tokens=4, seed=1))
         assert {sample.weight_version for sample in samples} == {41}

@@ -1,0 +1,135 @@
+"""Fencing by agents, with real processes: gone is what was seen to end, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray.actor import ActorHandle
+
+from elastic_refit.actors.loading import own_process
+from elastic_refit.actors.node_agent import Fences, node_agent
+from elastic_refit.core.ids import Member, ProcessId, ShardId
+from elastic_refit.core.messages import Fenced, FenceOrder
+from elastic_refit.processes import identify
+
+WAIT_S = 60.0
+SHARD = ShardId(0)
+
+
+@ray.remote(num_cpus=0)
+class Shard:
+    """Stands for the shard's actor, which Ray is told to end as well."""
+
+    def ready(self) -> None:
+        """Up."""
+
+
+@pytest.fixture(scope="module")
+def node(ray_cluster: None) -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+@pytest.fixture
+def agent(node: str) -> Iterator[ActorHandle]:
+    agent = node_agent(node)
+    ray.get(agent.ready.remote(), timeout=WAIT_S)
+    yield agent
+    ray.kill(agent)
+
+
+@pytest.fixture
+def member(node: str) -> Iterator[ActorHandle]:
+    handle = Shard.remote()  # type: ignore[attr-defined]
+    ray.get(handle.ready.remote(), timeout=WAIT_S)
+    yield handle
+    ray.kill(handle)
+
+
+@pytest.fixture
+def culprit(node: str) -> Iterator[tuple[subprocess.Popen[bytes], ProcessId]]:
+    """A stopped process, as one of the shard's."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    process.send_signal(signal.SIGSTOP)
+    yield process, identify(process.pid, node)
+    process.kill()
+    process.wait()
+
+
+def fences(agents: dict[str, ActorHandle], member: ActorHandle, folder: Path) -> Fences:
+    members: dict[Member, ActorHandle] = {SHARD: member}
+    return Fences(agents, members, str(folder))
+
+
+def fence(made: Fences, *processes: ProcessId, timeout_s: float = WAIT_S) -> list[Fenced | None]:
+    """What each call of the fence led to, in the order in which they ended."""
+    calls = made.begin(SHARD, FenceOrder(1, processes, "it is silent"), timeout_s=timeout_s)
+    answers = []
+    waiting = list(calls)
+    while waiting:
+        ended, waiting = ray.wait(waiting, num_returns=1, timeout=WAIT_S)
+        answers += [made.take(SHARD, each) for each in ended]
+    return answers
+
+
+def test_a_stopped_process_is_gone_when_the_agent_says_so(
+    node: str,
+    agent: ActorHandle,
+    member: ActorHandle,
+    culprit: tuple[subprocess.Popen[bytes], ProcessId],
+    tmp_path: Path,
+) -> None:
+    process, identity = culprit
+    made = fences({node: agent}, member, tmp_path)
+    assert fence(made, identity) == [Fenced("gone")]
+    assert process.wait(timeout=WAIT_S) == -signal.SIGKILL
+    assert made.how() == {"shard[0]": "gone"}
+
+
+def test_a_process_on_a_node_without_an_agent_is_fenced_by_its_epoch_alone(
+    node: str,
+    agent: ActorHandle,
+    member: ActorHandle,
+    culprit: tuple[subprocess.Popen[bytes], ProcessId],
+    tmp_path: Path,
+) -> None:
+    process, identity = culprit
+    elsewhere = ProcessId("another node", 1, 1, 1)
+    made = fences({node: agent}, member, tmp_path)
+    assert fence(made, identity, elsewhere) == [Fenced("by_epoch")]
+    assert process.wait(timeout=WAIT_S) == -signal.SIGKILL, "what can be reached is ended all the same"
+    ray.get(member.ready.remote(), timeout=WAIT_S)
+
+
+def test_who_never_said_what_it_consists_of_is_fenced_by_its_epoch_alone(
+    node: str, agent: ActorHandle, member: ActorHandle, tmp_path: Path
+) -> None:
+    made = fences({node: agent}, member, tmp_path)
+    assert fence(made) == []
+    assert made.result(SHARD) == Fenced("by_epoch")
+
+
+def test_an_agent_that_does_not_answer_has_proved_nothing_and_one_that_dies_comes_back(
+    node: str,
+    agent: ActorHandle,
+    member: ActorHandle,
+    culprit: tuple[subprocess.Popen[bytes], ProcessId],
+    tmp_path: Path,
+) -> None:
+    process, identity = culprit
+    frozen: ProcessId = ray.get(agent.__ray_call__.remote(own_process), timeout=WAIT_S)
+    os.kill(frozen.pid, signal.SIGSTOP)
+    made = fences({node: agent}, member, tmp_path)
+    (call,) = made.begin(SHARD, FenceOrder(1, (identity,), "it is silent"), timeout_s=WAIT_S)
+    assert made.how() == {"shard[0]": "by_epoch"}
+    assert process.poll() is None
+    os.kill(frozen.pid, signal.SIGKILL)
+    ray.wait([call], timeout=WAIT_S)
+    assert made.take(SHARD, call) == Fenced("by_epoch")
+    assert fence(fences({node: agent}, member, tmp_path), identity) == [Fenced("gone")]

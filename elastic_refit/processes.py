@@ -26,12 +26,14 @@ __all__ = [
     "identify",
     "kill_proved",
     "living",
+    "mapped_segments",
     "signal_catchers",
     "signal_processes",
     "wait_until_running",
 ]
 
 _ORPHAN_LOOK_S = 1.0
+_SHARED_MEMORY = "/dev/shm/"
 _STOPPED_LOOK_S = 0.05
 _STOPPED = ("T", "t")
 """The states of a process that a signal or a tracer has stopped."""
@@ -91,6 +93,17 @@ def _is_there(process: ProcessId) -> bool:
         return not _ended(handle, time.monotonic())
     finally:
         os.close(handle)
+
+
+def mapped_segments(processes: Iterable[ProcessId]) -> set[str]:
+    """The files of shared memory that these processes of this node have mapped and that have a name, by their paths."""
+    found: set[str] = set()
+    for process in processes:
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+            paths = (line.partition(_SHARED_MEMORY)[2] for line in lines)
+            found.update(f"{_SHARED_MEMORY}{path}" for path in paths if path and not path.endswith("(deleted)"))
+    return found
 
 
 def signal_processes(processes: Iterable[ProcessId], number: int) -> list[ProcessId]:

@@ -161,13 +161,16 @@ class Group:
     def arm(self, fault: Fault) -> None:
         self.saboteurs[fault.striker].arm(fault)
 
+    def disarm(self) -> None:
+        for saboteur in self.saboteurs.values():
+            saboteur.disarm()
+
     def landed(self) -> list[tuple[str, str]]:
         """Which faults struck, and in which phases, by their own records."""
         return [(record.fault.kind, record.phase) for record in self.records]
 
     def close(self) -> None:
-        for saboteur in self.saboteurs.values():
-            saboteur.disarm()
+        self.disarm()
         for participant in self.members.values():
             participant.close()
         self._threads.shutdown()

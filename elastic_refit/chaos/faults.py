@@ -128,6 +128,8 @@ class Fault(_Details):
             raise ConfigError(f"fault: there is no {self.kind!r}; there are {', '.join(get_args(FaultKind))}")
         if not isinstance(self.victim, ShardId | TrainerId) and self.kind not in _SIGNALS_ONLY:
             raise ConfigError(f"{self}: the {self.victim} can be killed or frozen", field="kind")
+        if self.by is not None and self.kind not in _SIGNALS_ONLY:
+            raise ConfigError(f"{self}: {self.by} can do no more than kill or freeze it", field="by")
         possible = phases_of(self.kind, self.striker)
         if self.phase == "bucket" or self.family not in possible:
             raise ConfigError(
@@ -139,8 +141,6 @@ class Fault(_Details):
             raise ConfigError(f"{self}: a trainer has neither an engine nor a copy to corrupt", field="kind")
         if self.kind == "corrupt_link" and self.victim == TrainerId(0):
             raise ConfigError(f"{self}: nothing comes in at the root", field="victim")
-        if self.by is not None and self.kind not in _SIGNALS_ONLY:
-            raise ConfigError(f"{self}: {self.by} can do no more than kill or freeze it", field="by")
         if self.kind == "slow" and self.seconds is None:
             raise ConfigError(f"{self}: say how many seconds", field="seconds")
 

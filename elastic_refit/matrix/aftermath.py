@@ -16,6 +16,7 @@ from elastic_refit.errors import ShardError
 from elastic_refit.matrix.lab import Lab
 from elastic_refit.matrix.observation import Observation, Served, ShardView
 from elastic_refit.processes import living
+from elastic_refit.stacks import stacks_of
 
 __all__ = ["look_at_ledger", "look_at_processes", "look_at_shards"]
 
@@ -53,6 +54,8 @@ def look_at_ledger(seen: Observation, state: LedgerState, *, epoch: int, began_s
 
 def look_at_processes(seen: Observation, lab: Lab) -> None:
     condemned = [shard for shard in seen.condemned or () if shard in lab.fleet.processes]
+    struck = [fault.victim for fault in seen.planned if isinstance(fault.victim, ShardId)]
+    seen.stacks = stacks_of(lab.incidents, struck)
     seen.living = tuple(
         f"pid {process.pid} of {shard}" for shard in condemned for process in living(lab.processes(shard))
     )

@@ -120,6 +120,12 @@ class Cell(Section):
             return tuple(self.between)
         return tuple(self.victims) if self.victims is not None else (self.victim,)
 
+    @property
+    def all_faults(self) -> str:
+        """``kill``, or ``kill+freeze`` where there is a second one."""
+        seconds = (second for second in (self.also, self.then) if second is not None)
+        return "+".join([self.fault, *(second.fault for second in seconds)])
+
     def blows(self) -> tuple[Blow, ...]:
         """Every fault of the cell, the second ones last."""
         if self.fault == "none" or self.phase is None:

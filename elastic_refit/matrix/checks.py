@@ -131,7 +131,11 @@ def _resent(cell: Cell, seen: Observation) -> Complaints:
 
 def _stacks(cell: Cell, seen: Observation) -> Complaints:
     """Who holds the interpreter is asked for its stacks before it is killed."""
-    if cell.fault == "gil" and cell.outcome == "recovers" and not any(incident.stacks for incident in seen.incidents):
+    if cell.fault != "gil":
+        return
+    if not _known(seen.stacks, "its stacks"):
+        yield "whoever held the interpreter left no stacks"
+    if seen.incidents and not any(incident.stacks for incident in seen.incidents):
         yield "no stacks of the condemned are in the incident"
 
 
@@ -201,7 +205,7 @@ def _wanted_state(cell: Cell, seen: Observation, index: int) -> tuple[str, ...]:
     is_victim = index == cell.victim
     if is_victim and cell.state in _GONE:
         return (cell.state,)
-    died = cell.fault == "kill" and cell.phase == "idle" and index in cell.struck
+    died = cell.fault in ("kill", "gil") and cell.outcome == "continues" and index in cell.struck
     if index in condemned or died:
         return ("DEAD",)
     return ("SUSPECT",) if index in cell.suspects or (is_victim and cell.state == "SUSPECT") else ("HEALTHY",)

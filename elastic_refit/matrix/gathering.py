@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
@@ -44,7 +45,8 @@ class Exchange:
         self._patience_s = patience_s
         self._listener = Listener(("127.0.0.1", 0), authkey=secret)
         self._outboxes: dict[int, SimpleQueue[bytes | None]] = {}
-        self._parts: dict[Key, bytes] = {}
+        self._parts: dict[Key, deque[bytes]] = {}
+        """A tensor that lies in several buckets is gathered for each: who is ahead has given it more than once."""
         self._version = -1
         self._gone: set[int] = set()
         self._aborted: str | None = None
@@ -83,7 +85,7 @@ class Exchange:
             self._forget_before(version)
             self._changed.wait_for(lambda: self._is_over(keys), timeout=self._patience_s)
             self._require(keys)
-            parts = {rank: self._parts.pop(key) for rank, key in keys.items()}
+            parts = {rank: self._take(key) for rank, key in keys.items()}
         return [own if rank == self.rank else parts[rank] for rank in range(self.world_size)]
 
     def abort(self, reason: str) -> None:
@@ -114,6 +116,12 @@ class Exchange:
                 late = f"trainer rank {rank} did not come to gather within {self._patience_s:g} s"
                 raise CommunicatorAborted(late, reason=late)
 
+    def _take(self, key: Key) -> bytes:
+        part = self._parts[key].popleft()
+        if not self._parts[key]:
+            del self._parts[key]
+        return part
+
     def _forget_before(self, version: int) -> None:
         """Parts of the versions before, which nobody asks for any more."""
         self._version = max(version, self._version)
@@ -142,7 +150,7 @@ class Exchange:
             version, names = json.loads(message[4:start])
             with self._changed:
                 if version >= self._version:
-                    self._parts[rank, version, tuple(names)] = message[start:]
+                    self._parts.setdefault((rank, version, tuple(names)), deque()).append(message[start:])
                     self._changed.notify_all()
         link.close()
         with self._changed:

@@ -33,7 +33,7 @@ from elastic_refit.errors import ElasticRefitError
 from elastic_refit.matrix.cells import Cell
 from elastic_refit.matrix.shape import Shape
 from elastic_refit.matrix.trainer import LabTrainer
-from elastic_refit.processes import kill_proved, living, signal_processes
+from elastic_refit.processes import kill_proved, living, mapped_segments, signal_processes
 
 __all__ = ["Lab", "LabUnclean"]
 
@@ -54,8 +54,9 @@ class Lab:
     """A fleet, and how far its versions have come. One thread uses it."""
 
     def __init__(self, shape: Shape, folder: Path) -> None:
-        """Bring it up; blocks until everybody has loaded."""
+        """Start everybody, without waiting for any."""
         self.shape = shape
+        self.incidents = folder / "incidents"
         model = folder / "model"
         self.config = shape.config(model_bytes=_make_model(shape, model))
         self.limits = self.config.deadlines.limits
@@ -63,6 +64,8 @@ class Lab:
         self.num_buckets = 0
         self.ever: set[ProcessId] = set()
         """Every process that a member of this fleet has had."""
+        self.segments: set[str] = set()
+        """Shared memory that they had mapped."""
         self._times: list[float] = []
         self._is_built = False
         self.fleet = Fleet(
@@ -72,13 +75,12 @@ class Lab:
             model=str(model),
             folder=folder,
         )
-        try:
-            self.fleet.wait_until_loaded(timeout_s=_LOAD_S[shape.engine])
-            if shape.gathering:
-                self.tell_trainers("meet", self.tell_trainers("gathers_at"))
-        except BaseException:
-            self.fleet.close()
-            raise
+
+    def bring_up(self) -> None:
+        """Blocks until everybody has loaded."""
+        self.fleet.wait_until_loaded(timeout_s=_LOAD_S[self.shape.engine])
+        if self.shape.gathering:
+            self.tell_trainers("meet", self.tell_trainers("gathers_at"))
         self._note_processes()
 
     # -- between cells
@@ -111,6 +113,7 @@ class Lab:
 
     def close(self) -> list[str]:
         """End the fleet; returns what of it is still there."""
+        self.segments.update(mapped_segments(living(self.ever)))
         self.fleet.close()
         deadline = time.monotonic() + _GONE_S
         while (left := self._left()) and time.monotonic() < deadline:

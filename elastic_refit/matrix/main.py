@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +23,6 @@ from elastic_refit.matrix.shape import lab_deadlines
 from elastic_refit.matrix.validation import check_cells, why_not_run
 
 __all__ = ["Asked", "run_matrix"]
-
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,32 +68,12 @@ def run_matrix(cells: Sequence[Cell], asked: Asked, console: Console) -> int:
 
 def _run(cells: Sequence[Cell], asked: Asked, watcher: Watcher) -> list[str]:
     config = RunConfig(ray=RayConfig(address=asked.ray_address))
-    before, children = _segments(), {child.pid for child in psutil.Process().children()}
+    children = {child.pid for child in psutil.Process().children()}
     with tempfile.TemporaryDirectory(prefix="elastic-refit-matrix-") as folder:
         with cluster(config, has_dashboard=False):
-            left = run_cells(cells, Path(folder), jobs=asked.jobs, watcher=watcher)
+            left, segments = run_cells(cells, Path(folder), jobs=asked.jobs, watcher=watcher)
     left += [f"pid {child.pid}" for child in psutil.Process().children(recursive=True) if child.pid not in children]
-    return left + [f"shared memory {name}" for name in sorted(_abandoned(_segments() - before))]
-
-
-def _segments() -> set[str]:
-    return {path.name for path in _SHARED_MEMORY.iterdir() if path.stat().st_uid == os.getuid()}
-
-
-def _abandoned(names: set[str]) -> set[str]:
-    """Of these segments, those that no process has mapped: what others of this machine use is theirs."""
-    mapped = {name for name in names if any(name in text for text in _maps())} if names else set()
-    return names - mapped
-
-
-def _maps() -> list[str]:
-    texts = []
-    for process in psutil.process_iter():
-        try:
-            texts.append(Path(f"/proc/{process.pid}/maps").read_text())
-        except OSError:
-            continue
-    return texts
+    return left + [f"shared memory {segment}" for segment in sorted(segments) if Path(segment).exists()]
 
 
 def _check_outputs(asked: Asked) -> None:

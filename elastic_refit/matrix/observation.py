@@ -73,6 +73,8 @@ class Observation:
     """What condemned processes that were left alive on purpose could still do."""
     served: Mapping[ShardId, Served] | None = None
     """By shard that is not absent."""
+    stacks: tuple[str, ...] | None = None
+    """Files with stacks of the shards that were struck."""
     is_replayed: bool | None = None
     """The ledger that came back is the one that was lost."""
 

@@ -64,7 +64,7 @@ class Shape:
             ),
             deadlines=lab_deadlines(),
             ledger=LedgerConfig(restart_budget=_ENDLESS, dead_after_requests=_ENDLESS),
-            engine=EngineConfig(kind=self.engine, options=options),
+            engine=EngineConfig(kind=self.engine, options=options, process="own" if self.engine == "vllm" else None),
             ray=RayConfig(cpus_per_trainer=0.01, cpus_per_shard=0.01),
             chaos=ChaosConfig(enabled=True),
         )
@@ -102,5 +102,5 @@ def lab_deadlines() -> DeadlinesConfig:
         hard_s=20.0,
         settle_s=5.0,
         ledger_s=10.0,
-        coordinator_restart_s=10.0,
+        coordinator_restart_s=15.0,
     )

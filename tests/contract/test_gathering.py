@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -162,3 +163,25 @@ def test_a_rank_that_is_gone_is_lost_at_once(pair: list[Exchange]) -> None:
         waiting = thread.submit(source.materialize, ["w"])
         pair[1].close()
         assert isinstance(waiting.exception(timeout=DEADLINE_S), PeerLost)
+
+
+def test_a_rank_that_is_ahead_may_have_given_the_same_tensor_twice(
+    pair: list[Exchange], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does for a tensor that lies in two buckets."""
+    whole = {"wide": torch.arange(64, dtype=torch.float32)}
+    ahead, behind = _sources(pair, whole)
+    given: list[bytes] = []
+    is_over, outbox = pair[1]._is_over, pair[0]._outboxes[1]
+
+    def put(part: bytes) -> None:
+        outbox.put(part)
+        given.append(part)
+
+    monkeypatch.setitem(pair[0]._outboxes, 1, SimpleNamespace(put=put))
+    monkeypatch.setattr(pair[1], "_is_over", lambda keys: is_over(keys) and len(given) > 1)
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        gone_ahead = thread.submit(lambda: [ahead.materialize(["wide"]) for _ in range(2)])
+        found = [behind.materialize(["wide"]) for _ in range(2)]
+        found += gone_ahead.result(timeout=DEADLINE_S)
+    assert all(torch.equal(tensors["wide"], whole["wide"]) for tensors in found)

@@ -36,6 +36,7 @@ SHAPE = Shape(
 def lab(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     lab = Lab(SHAPE, Path(tmp_path_factory.mktemp("fleet")))
     try:
+        lab.bring_up()
         yield lab
     finally:
         assert lab.close() == []

@@ -187,9 +187,13 @@ def test_a_condemned_process_that_could_not_be_killed_is_tried_instead() -> None
 def test_who_holds_the_interpreter_leaves_its_stacks() -> None:
     asked = cell(fault="gil", rule=2)
     held = Fault("gil", ShardId(0), VERSION, "bucket:2")
-    facts = {"planned": (held,), "records": (FaultRecord(held, 1, "bucket:2", at_s=1.0),)}
+    facts: dict[str, Any] = {"planned": (held,), "records": (FaultRecord(held, 1, "bucket:2", at_s=1.0),)}
+    facts["stacks"] = ("a.txt",)
     assert judge(asked, observation(**facts, incidents=[incident(rules=(2,), stacks=("a.txt",))])) == []
-    assert "no stacks" in judge(asked, observation(**facts, incidents=[incident(rules=(2,))]))[0]
+    told = incident(rules=(2,))
+    assert judge(asked, observation(**facts, incidents=[told])) == ["no stacks of the condemned are in the incident"]
+    facts["stacks"] = ()
+    assert "left no stacks" in judge(asked, observation(**facts, incidents=[told]))[0]
 
 
 def test_the_kill_of_the_fixture_is_the_one_of_the_cell() -> None:

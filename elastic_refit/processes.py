@@ -247,7 +247,7 @@ def end_all(find: Callable[[], Iterable[psutil.Process]], *, timeout_s: float) -
 
 def living_descendants(*, besides: Collection[int] = ()) -> list[int]:
     """Pids of every descendant of this process that is no zombie; those of ``besides`` and theirs are left out."""
-    return [process.pid for process in _descendants(besides) if _is_living(process)]
+    return [process.pid for process in _descendants(besides) if is_living(process)]
 
 
 def _descendants(besides: Collection[int]) -> Iterator[psutil.Process]:

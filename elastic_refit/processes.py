@@ -24,6 +24,7 @@ __all__ = [
     "exit_when_orphaned",
     "exit_with",
     "identify",
+    "is_living",
     "kill_proved",
     "living",
     "living_descendants",
@@ -236,7 +237,7 @@ def end_all(find: Callable[[], Iterable[psutil.Process]], *, timeout_s: float) -
     """SIGKILL what ``find`` finds until it finds nobody; returns the pids that are still there after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while True:
-        living = [process for process in find() if _is_living(process)]
+        living = [process for process in find() if is_living(process)]
         if not living or time.monotonic() >= deadline:
             return [process.pid for process in living]
         for process in living:
@@ -246,7 +247,7 @@ def end_all(find: Callable[[], Iterable[psutil.Process]], *, timeout_s: float) -
 
 def living_descendants(*, besides: Collection[int] = ()) -> list[int]:
     """Pids of every descendant of this process that is no zombie; those of ``besides`` and theirs are left out."""
-    return [process.pid for process in _descendants(besides) if _is_living(process)]
+    return [process.pid for process in _descendants(besides) if is_living(process)]
 
 
 def _descendants(besides: Collection[int]) -> Iterator[psutil.Process]:
@@ -257,7 +258,8 @@ def _descendants(besides: Collection[int]) -> Iterator[psutil.Process]:
                 yield from child.children(recursive=True)
 
 
-def _is_living(process: psutil.Process) -> bool:
+def is_living(process: psutil.Process) -> bool:
+    """Whether it is there, and no zombie: orphans that a subreaper has inherited stay as such until it ends."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 from tests.wide_fleet import WideFleet
 
-__all__ = ["BUCKET_BYTES", "EXACT", "INLINE", "PROMPTS", "STALE", "VLLM_OPTIONS", "Lab", "feed", "logprob_gap"]
+__all__ = [
+    "BUCKET_BYTES",
+    "EXACT",
+    "INLINE",
+    "PROMPTS",
+    "STALE",
+    "VLLM_OPTIONS",
+    "Lab",
+    "begin",
+    "feed",
+    "finish",
+    "logprob_gap",
+]
 
 INLINE = Hosting(process="inline")
 

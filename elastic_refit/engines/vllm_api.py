@@ -16,6 +16,7 @@ import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import layerwise
@@ -27,6 +28,7 @@ __all__ = [
     "end_update",
     "finish_reload",
     "register_backend",
+    "repack_experts",
     "roll_reload_back",
     "rounded",
     "shut_down",
@@ -99,6 +101,18 @@ def unfed_layers(model: torch.nn.Module) -> list[str]:
     fed.discard(0)  # parameters that a CPU kernel packed away have no memory
     # A tied output head gets its weight through the embedding.
     return [name for name, own in short.items() if any(tensor.data_ptr() not in fed for tensor in own.values())]
+
+
+def repack_experts(model: torch.nn.Module) -> None:
+    """On a CPU vLLM packs experts when it loads them first, and after a reload leaves them as they came.
+
+    Its kernel then multiplies by weights in the wrong order, and nothing says so: only the logits are wrong.
+    """
+    for layer in model.modules() if current_platform.is_cpu() else ():
+        method = getattr(layer, "quant_method", None)
+        kernel = getattr(method, "moe_kernel", None)
+        if "w13_weight" in layer._parameters and isinstance(method, UnquantizedFusedMoEMethod) and kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def end_update(worker: Any) -> None:

@@ -131,6 +131,7 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
         if unfed:
             raise TransportError(f"the manifest has not all weights of {unfed[0]}", layers=tuple(unfed))
         vllm_api.finish_reload(self.model, self.model_config)
+        vllm_api.repack_experts(self.model)
         self._repack_embeddings()
         if self.device.type != "cpu":
             torch.accelerator.synchronize()

@@ -52,6 +52,7 @@ class Coordination:
         self._processes = processes
         self._incarnation = 0
         self._lock = threading.Lock()
+        self._is_closing = False
         self.handle = self._make(0)
         self.agents: dict[str, ActorHandle] = {}
         """By node."""
@@ -73,6 +74,10 @@ class Coordination:
         self._ask([*up, self.handle.enlist.remote(dict(made), self.agents, ends=ends)], timeout_s)
         if self.process is None:
             (self.process,) = self._ask([self.handle.__ray_call__.remote(own_process)], timeout_s)
+
+    def close(self) -> None:
+        """From here on nobody follows a coordinator that dies. Its end is the fleet's to see to."""
+        self._is_closing = True
 
     def refit(self, version: int, name: str, while_waiting: Callable[[], None] | None) -> RefitReport:
         """Push ``version``; when the coordinator dies meanwhile, another one closes what is open and pushes it again.
@@ -117,6 +122,8 @@ class Coordination:
         with self._lock:
             if self.handle is not died:
                 return
+            if self._is_closing:
+                raise CoordinatorLost("the run is being closed")
             if self.process is not None:
                 kill_proved([self.process], timeout_s=self._limits.fence_s)
             self._incarnation += 1

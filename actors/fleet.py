@@ -144,6 +144,7 @@ class Fleet:
 
     def close(self) -> None:
         """End every actor of the run and prove it, frozen ones included. Idempotent; bounded."""
+        self.coordination.close()
         if self._supervisor is not None:
             self._supervisor.stop()
         for handle in (*self.members.values(), *self._servants().values()):

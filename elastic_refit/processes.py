@@ -27,6 +27,7 @@ __all__ = [
     "is_living",
     "kill_proved",
     "living",
+    "living_descendants",
     "mapped_segments",
     "signal_catchers",
     "signal_processes",
@@ -64,10 +65,18 @@ def _start_ticks(pid: int) -> int | None:
 def kill_proved(processes: Iterable[ProcessId], *, timeout_s: float) -> list[ProcessId]:
     """SIGKILL these processes of this node, stopped ones too, and wait until each is gone; returns those that are not.
 
-    A process that has become a zombie is gone: it holds no memory, no device and no socket. Blocks at most
-    ``timeout_s``.
+    A process that has become a zombie is gone: it holds no memory, no device and no socket. Shared memory that only
+    they had mapped is removed: nobody is left to do it. Blocks at most ``timeout_s``.
     """
-    deadline = time.monotonic() + timeout_s
+    targets = tuple(processes)
+    segments = mapped_segments(targets)
+    left = _kill_all(targets, time.monotonic() + timeout_s)
+    if not left:
+        _remove_abandoned(segments)
+    return left
+
+
+def _kill_all(processes: Iterable[ProcessId], deadline: float) -> list[ProcessId]:
     handles: dict[ProcessId, int] = {}
     try:
         for process in processes:
@@ -98,13 +107,24 @@ def _is_there(process: ProcessId) -> bool:
 
 def mapped_segments(processes: Iterable[ProcessId]) -> set[str]:
     """The files of shared memory that these processes of this node have mapped and that have a name, by their paths."""
-    found: set[str] = set()
-    for process in processes:
+    return {path for process in processes for path in _mapped(process.pid)}
+
+
+def _mapped(pid: int) -> set[str]:
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    paths = (line.partition(_SHARED_MEMORY)[2] for line in lines)
+    return {f"{_SHARED_MEMORY}{path}" for path in paths if path and not path.endswith("(deleted)")}
+
+
+def _remove_abandoned(segments: set[str]) -> None:
+    """Unlink those that no process has mapped any more."""
+    abandoned = segments.difference(*(_mapped(pid) for pid in psutil.pids())) if segments else segments
+    for segment in abandoned:
         with contextlib.suppress(OSError):
-            lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
-            paths = (line.partition(_SHARED_MEMORY)[2] for line in lines)
-            found.update(f"{_SHARED_MEMORY}{path}" for path in paths if path and not path.endswith("(deleted)"))
-    return found
+            os.unlink(segment)
 
 
 def signal_processes(processes: Iterable[ProcessId], number: int) -> list[ProcessId]:
@@ -223,6 +243,11 @@ def end_all(find: Callable[[], Iterable[psutil.Process]], *, timeout_s: float) -
         for process in living:
             _kill(process)
         psutil.wait_procs(living, timeout=min(1.0, max(0.0, deadline - time.monotonic())))
+
+
+def living_descendants(*, besides: Collection[int] = ()) -> list[int]:
+    """Pids of every descendant of this process that is no zombie; those of ``besides`` and theirs are left out."""
+    return [process.pid for process in _descendants(besides) if is_living(process)]
 
 
 def _descendants(besides: Collection[int]) -> Iterator[psutil.Process]:

@@ -92,10 +92,11 @@ class Saboteur:
         """Whoever waits for this moment strikes now."""
         if moment.phase == "joining:prepare":
             self._joining = moment
+        released = self._released  # before it is known who strikes: else a disarm in between would release nobody
         phase = self._phase_of(moment)
         for fault in self._due(moment, phase):
             self._keep(FaultRecord(fault, os.getpid(), phase, moment.epoch))
-            self._strike(fault, moment)
+            self._strike(fault, moment, released)
 
     def _attend_to_tap(self) -> None:
         self.tap.is_relay = any(fault.kind == "corrupt_link" for fault in self._armed)
@@ -136,16 +137,18 @@ class Saboteur:
             self._armed = tuple(fault for fault in self._armed if fault.repeats or fault not in due)
         return due
 
-    def _strike(self, fault: Fault, moment: Moment) -> None:
+    def _strike(self, fault: Fault, moment: Moment, released: threading.Event) -> None:
         match fault.kind:
             case "wedge" | "abort_stuck":
-                self._released.wait(fault.seconds)
+                released.wait(fault.seconds)
             case "gil":
                 hold_interpreter(fault.seconds)
             case "raise":
                 raise Sabotaged("the receiver refuses what it was given")
             case "slow":
-                self._dawdle(fault, moment)
+                for _ in range(fault.times):
+                    released.wait(fault.seconds)
+                    moment.tick()
             case "corrupt":
                 assert moment.buffer is not None
                 moment.buffer[len(moment.buffer) // 2] ^= 0xFF
@@ -158,12 +161,6 @@ class Saboteur:
                 self.cut_channel(True)
             case _:
                 self._signal(fault)
-
-    def _dawdle(self, fault: Fault, moment: Moment) -> None:
-        released = self._released
-        for _ in range(fault.times):
-            released.wait(fault.seconds)
-            moment.tick()
 
     def _signal(self, fault: Fault) -> None:
         """Others first: whoever is ended or stopped with them cannot go on to the next."""

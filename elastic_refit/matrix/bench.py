@@ -34,6 +34,7 @@ class Bench:
     lab: Lab | None = None
     left: list[str] = field(default_factory=list)
     segments: set[str] = field(default_factory=set)
+    _is_broken_off: bool = False
 
     def run(self, cell: Cell) -> CellResult:
         began_s = time.monotonic()
@@ -60,7 +61,8 @@ class Bench:
             self.segments |= lab.segments
 
     def break_off(self) -> None:
-        """End the fleet, whatever is going on: who works on it finds out."""
+        """End the fleet, whatever is going on: who works on it finds out, and makes no other one."""
+        self._is_broken_off = True
         if self.lab is not None:
             self.lab.fleet.close()
 
@@ -72,6 +74,8 @@ class Bench:
             except LabUnclean as error:
                 logger.warning("fleet_unclean", extra={"reason": str(error)})
                 self.close()
+        if self._is_broken_off:
+            raise LabUnclean("the run was interrupted")
         self.lab = Lab(shape_of(cell), Path(tempfile.mkdtemp(prefix="fleet-", dir=self.folder)))
         self.lab.bring_up()
         self.lab.make_ready(cell)

@@ -21,7 +21,7 @@ from elastic_refit.matrix.results import CellResult, MatrixResult, not_run
 from elastic_refit.matrix.running import Watcher, run_cells
 from elastic_refit.matrix.shape import lab_deadlines
 from elastic_refit.matrix.validation import check_cells, why_not_run
-from elastic_refit.processes import is_living
+from elastic_refit.processes import living_descendants
 
 __all__ = ["Asked", "run_matrix"]
 
@@ -73,8 +73,7 @@ def _run(cells: Sequence[Cell], asked: Asked, watcher: Watcher) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="elastic-refit-matrix-") as folder:
         with cluster(config, has_dashboard=False):
             left, segments = run_cells(cells, Path(folder), jobs=asked.jobs, watcher=watcher)
-    now = psutil.Process().children(recursive=True)
-    left += [f"pid {child.pid}" for child in now if child.pid not in children and is_living(child)]
+    left += [f"pid {pid}" for pid in living_descendants(besides=children)]
     return left + [f"shared memory {segment}" for segment in sorted(segments) if Path(segment).exists()]
 
 

@@ -56,7 +56,7 @@ def _work_beside(
         worker.start()
     try:
         while any(worker.is_alive() for worker in workers):
-            workers[0].join(_LOOK_S) if workers[0].is_alive() else stopping.wait(_LOOK_S)
+            stopping.wait(_LOOK_S)
     finally:
         stopping.set()
         for bench, worker in zip(benches, workers, strict=True):
@@ -68,13 +68,17 @@ def _work_beside(
 
 def _work(batches: deque[list[Cell]], bench: Bench, watcher: Watcher, stopping: threading.Event) -> None:
     try:
-        while batches and not stopping.is_set():
+        while not stopping.is_set():
             for cell in batches.popleft():
-                if not stopping.is_set():
-                    watcher.began(cell)
-                    watcher.ended(bench.run(cell))
+                _run(cell, bench, watcher, stopping)
             bench.close()
     except IndexError:
-        return  # another thread has taken the last one
+        return  # there is no batch left
     finally:
         bench.close()
+
+
+def _run(cell: Cell, bench: Bench, watcher: Watcher, stopping: threading.Event) -> None:
+    if not stopping.is_set():
+        watcher.began(cell)
+        watcher.ended(bench.run(cell))

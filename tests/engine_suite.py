@@ -291,7 +291,7 @@ class WorkerShard:
 
     def __init__(self, lab: Lab, commit: CommitMode) -> None:
         self._lab = lab
-        self._commit = commit
+        self._commit: CommitMode = commit
         if lab.fleet is None:  # a worker takes its seat once
             lab.fleet = WideFleet(lab.engine, lab.directory, Packing(BUCKET_BYTES))
         self._fleet = lab.fleet

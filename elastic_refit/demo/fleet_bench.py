@@ -32,6 +32,8 @@ _SIZES = {"1.4 MB": 2, "100 MB": 176}
 """Layers of the tiny model: many small tensors, as a real one has."""
 _LOAD_S = 600.0
 _WAIT_S = 300.0
+_PATIENT = {"apply_s": 90, "finalize_s": 90, "abort_s": 120, "hard_s": 300, "settle_s": 120}
+"""Three engines share what cores there are, and nobody is to be condemned for that."""
 _ENGINE = {"dtype": "float32", "enforce_eager": True, "max_model_len": 128, "kv_cache_memory_bytes": 64 << 20}
 
 
@@ -77,6 +79,7 @@ def _of_size(num_layers: int, repeats: int) -> dict[str, Any]:
                 "refit": {"bucket_bytes": min(8 << 20, max(1 << 18, model.size_bytes // 16 // 16 * 16))},
                 "engine": {"kind": "vllm", "process": "inline", "options": _ENGINE},
                 "ray": {"cpus_per_trainer": 0.5, "cpus_per_shard": 0.5},
+                "deadlines": _PATIENT,
             }
         )
         fleet = Fleet(

@@ -70,12 +70,13 @@ class Turn(ABC):
             self.state = replace(self.state, processes={**self.state.processes, member: processes})
 
     def know(self, member: Member, **facts: Any) -> None:
-        known = self.running.evidence.get(member) or MemberEvidence(member, self._rank(member))
+        ranks = self._ranks(member)
+        known = self.running.evidence.get(member) or MemberEvidence(member, ranks.start, width=len(ranks))
         self.change(evidence={**self.running.evidence, member: replace(known, **facts)})
 
-    def _rank(self, member: Member) -> int:
+    def _ranks(self, member: Member) -> range:
         group = self.running.membership
-        return group.rank_of(member) if group is not None and group.contains(member) else -1
+        return group.ranks(member) if group is not None and group.contains(member) else range(-1, 0)
 
     def is_dead(self, member: Member) -> bool:
         known = self.running.evidence.get(member)

@@ -69,10 +69,15 @@ class VllmProcessEngine(ShardEngine):
         self._is_open = asyncio.Event()
         self._is_open.set()
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="vllm-loop", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-loop", daemon=True)
+        self._thread.start()
         os.environ[OWNER_VARIABLE] = str(os.getpid())
         before = engine_processes()
-        self._llm = asyncio.run_coroutine_threadsafe(_start(arguments), self._loop).result()
+        try:
+            self._llm = asyncio.run_coroutine_threadsafe(_start(arguments), self._loop).result()
+        except BaseException:
+            self._end_loop()
+            raise
         self._processes = tuple(pid for pid in engine_processes() if pid not in before)
         self._watch = DeathWatch(self._processes)
         from elastic_refit.engines.vllm_worker import assume_version
@@ -126,7 +131,13 @@ class VllmProcessEngine(ShardEngine):
         with contextlib.suppress(Exception):  # of an engine that is dead already; its processes end all the same
             asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result(_END_S)
         end_processes(self._processes, timeout_s=_END_S)
+        self._end_loop()
+
+    def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_END_S)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on vLLM's loop, until it is done or a process of the engine is gone.

@@ -82,10 +82,19 @@ def demo(
 @click.option("--cell", "ids", multiple=True, metavar="ID", help="Run this cell only; may be given several times.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the result here.")
 @click.option("--grid", "grid_path", type=click.Path(path_type=Path, dir_okay=False), help="Draw it: .svg or .png.")
+@click.option("--engine", type=click.Choice(["vllm", "torch"]), help="Only cells of this engine.")
 @click.option("--jobs", type=int, default=1, show_default=True, help="Fleets beside each other.")
 @click.option("--random", "count", type=int, help="Draw this many cells instead of reading any.")
 @click.option("--seed", type=int, help="Seed of --random; default: a new one, which is printed.")
-def matrix(path: Path | None, ids: tuple[str, ...], count: int | None, seed: int | None, **rest: Any) -> None:
+def matrix(
+    path: Path | None,
+    ids: tuple[str, ...],
+    count: int | None,
+    seed: int | None,
+    *,
+    engine: str | None,
+    **rest: Any,
+) -> None:
     """Kill, freeze and disturb members of real fleets in every phase of a refit, and check what follows."""
     from rich.console import Console
 
@@ -96,15 +105,15 @@ def matrix(path: Path | None, ids: tuple[str, ...], count: int | None, seed: int
     out = sys.stdout
     console = Console(file=out, width=None if out.isatty() else _PLAIN_WIDTH)
     if count is not None:
-        if path is not None or ids:
-            raise ConfigError("--random draws its cells: it goes with neither --file nor --cell", field="random")
+        if path is not None or ids or engine is not None:
+            raise ConfigError("--random draws its cells: it goes without --file, --cell and --engine", field="random")
         seed = fresh_seed() if seed is None else seed
         console.print(f"repeat with --random {count} --seed {seed}", highlight=False)
         cells = draw_cells(count, seed)
     else:
         if seed is not None:
             raise ConfigError("--seed: belongs to --random", field="seed")
-        cells = choose_cells(load_cells(path or _own_config("matrix.yaml")), ids)
+        cells = choose_cells(load_cells(path or _own_config("matrix.yaml")), ids, engine=engine)
     sys.exit(run_matrix(cells, Asked(seed=seed, ray_address=os.environ.get("RAY_ADDRESS"), **rest), console))
 
 

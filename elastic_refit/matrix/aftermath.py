@@ -67,6 +67,8 @@ def look_at_shards(seen: Observation, lab: Lab) -> None:
     there = {shard: handle for shard, handle in lab.fleet.shards.items() if shard.index not in gone}
     holding = {shard: handle.ready.remote() for shard, handle in there.items()}
     sampling = {shard: handle.generate.remote(_PROMPTS, _SAMPLING) for shard, handle in there.items()}
+    if sampling:
+        ray.wait(list(sampling.values()), num_returns=len(sampling), timeout=_ANSWER_S)
     samples = {shard: taken for shard, call in sampling.items() if (taken := _samples(call))}
     gaps = _measure(lab, samples)
     found = {}
@@ -89,12 +91,12 @@ def look_at_shards(seen: Observation, lab: Lab) -> None:
 
 
 def _samples(call: ray.ObjectRef) -> Sequence[Sample]:
-    """Nothing from a shard that refuses, because it holds no whole version, that has died meanwhile, or that waits.
+    """What came by now: nothing from a shard that refuses, as it holds no whole version, that has died, or that waits.
 
     A request waits as long as a refit is open; after a run that ended without its coordinator one is.
     """
     try:
-        samples: list[Sample] = ray.get(call, timeout=_ANSWER_S)
+        samples: list[Sample] = ray.get(call, timeout=0)
     except RayTaskError as error:
         if isinstance(error.cause, ShardError):
             return ()

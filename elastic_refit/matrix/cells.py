@@ -250,8 +250,8 @@ def _with_whole_note(row: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def choose_cells(cells: Sequence[Cell], ids: Sequence[str]) -> list[Cell]:
-    """The cells with these ids, in the order of ``cells``; all of them if no id is given.
+def choose_cells(cells: Sequence[Cell], ids: Sequence[str], *, engine: str | None = None) -> list[Cell]:
+    """The cells with these ids and that engine, in the order of ``cells``; of any id or engine if none is given.
 
     Raises:
         ConfigError: there is no such cell.
@@ -260,7 +260,7 @@ def choose_cells(cells: Sequence[Cell], ids: Sequence[str]) -> list[Cell]:
     for name in ids:
         if name not in known:
             raise ConfigError(f"--cell: there is no cell {name}; {_nearest(name, known)}", cell=name)
-    return [cell for cell in cells if not ids or cell.id in ids]
+    return [cell for cell in cells if (not ids or cell.id in ids) and engine in (None, cell.engine)]
 
 
 def _nearest(name: str, known: set[str]) -> str:

@@ -79,7 +79,7 @@ def demo(
 
 @cli.command()
 @click.option("--file", "path", type=click.Path(path_type=Path), help="YAML file of cells; default: the project's own.")
-@click.option("--cell", "ids", multiple=True, metavar="ID", help="Run this cell only; may be given several times.")
+@click.option("--cell", "ids", multiple=True, metavar="ID", help="Run these only, e.g. 'kill-*'; may be repeated.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the result here.")
 @click.option("--grid", "grid_path", type=click.Path(path_type=Path, dir_okay=False), help="Draw it: .svg or .png.")
 @click.option("--engine", type=click.Choice(["vllm", "torch"]), help="Only cells of this engine.")

@@ -6,6 +6,7 @@ one here. What must never happen here: a key that is ignored, or a mistake that 
 
 from __future__ import annotations
 
+import fnmatch
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -253,14 +254,17 @@ def _with_whole_note(row: Mapping[str, Any]) -> dict[str, Any]:
 def choose_cells(cells: Sequence[Cell], ids: Sequence[str], *, engine: str | None = None) -> list[Cell]:
     """The cells with these ids and that engine, in the order of ``cells``; of any id or engine if none is given.
 
+    An id may be a pattern with ``*`` and ``?``.
+
     Raises:
         ConfigError: there is no such cell.
     """
     known = {cell.id for cell in cells}
     for name in ids:
-        if name not in known:
+        if not fnmatch.filter(known, name):
             raise ConfigError(f"--cell: there is no cell {name}; {_nearest(name, known)}", cell=name)
-    return [cell for cell in cells if (not ids or cell.id in ids) and engine in (None, cell.engine)]
+    chosen = {name for pattern in ids for name in fnmatch.filter(known, pattern)} if ids else known
+    return [cell for cell in cells if cell.id in chosen and engine in (None, cell.engine)]
 
 
 def _nearest(name: str, known: set[str]) -> str:

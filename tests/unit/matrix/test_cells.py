@@ -85,6 +85,7 @@ def test_chosen_cells_keep_the_order_of_the_file_and_an_unknown_one_is_a_mistake
     cells = load_cells(written(tmp_path, MID, MID.replace("mid", "late", 1)))
     assert [each.id for each in choose_cells(cells, ["late", "mid"])] == ["mid", "late"]
     assert choose_cells(cells, []) == cells
+    assert [each.id for each in choose_cells(cells, ["m*"])] == ["mid"]
     assert choose_cells(cells, [], engine="torch") == cells
     assert choose_cells(cells, ["mid"], engine="vllm") == []
     with pytest.raises(ConfigError, match="there is no cell mit; the nearest is mid"):

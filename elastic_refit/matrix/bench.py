@@ -48,7 +48,8 @@ class Bench:
             said = str(error).strip().splitlines() or ["nothing"]
             why = f"it could not be carried out: {type(error).__name__}: {said[0]}"
             seconds = {"cell": time.monotonic() - began_s}
-            result = CellResult(cell.id, "failed", cell.state, cell.all_faults, seconds=seconds, why=why)
+            faults, expected = cell.all_faults, cell.outcome
+            result = CellResult(cell.id, "failed", cell.state, faults, seconds=seconds, why=why, expected=expected)
             self.close()
         else:
             self._clear_up(seen)
@@ -107,6 +108,7 @@ def _result(cell: Cell, seen: Observation, wrong: Sequence[str], cell_s: float) 
         cell.state,
         cell.all_faults,
         outcome=seen.outcome,
+        expected=cell.outcome,
         names=seen.shard_names,
         trainers=seen.trainer_names,
         rule=seen.rules,

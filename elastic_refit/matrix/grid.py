@@ -28,11 +28,12 @@ Tally = dict[tuple[str, str], list[CellResult]]
 
 
 def tally(cells: Sequence[CellResult]) -> Tally:
-    """The cells by state and outcome; what was not run, or did not come to an outcome, is in none."""
+    """The cells by state and outcome; a failed one where it asks to be, and what was not run in none."""
     found: Tally = {}
     for cell in cells:
-        if cell.outcome in OUTCOMES:
-            found.setdefault((cell.state, cell.outcome), []).append(cell)
+        outcome = cell.outcome if cell.passed else cell.expected
+        if outcome in OUTCOMES:
+            found.setdefault((cell.state, outcome), []).append(cell)
     return found
 
 

@@ -29,6 +29,7 @@ _LIMIT_S = {"kill": 1.0, "freeze": 1.5}
 class CellResult:
     """One cell. ``outcome``, ``names``, ``rule`` and ``error`` are what was seen, not what the cell asks for.
 
+    ``expected`` is the outcome that it asks for.
     ``names`` are indices of shards that the verdict named, ``trainers`` of trainers.
     ``why``: what did not hold, or why it was not run. ``landed_in``: the phases in which its faults struck, by their
     own records. ``seconds``: the incident by stage, ``recover`` from the strike to the landed refit, ``refit`` one
@@ -49,6 +50,7 @@ class CellResult:
     seconds: Mapping[str, float] = field(default_factory=dict)
     refit_multiple: float | None = None
     why: str = ""
+    expected: str | None = None
 
     @property
     def passed(self) -> bool:

@@ -15,17 +15,18 @@ from tests.unit.matrix.observations import cell
 
 RUN = [
     CellResult("a", "passed", "HEALTHY", outcome="recovers"),
-    CellResult("b", "failed", "HEALTHY", outcome="recovers"),
+    CellResult("b", "failed", "HEALTHY", outcome="ends", expected="recovers"),
     CellResult("c", "passed", "SUSPECT", outcome="ends"),
-    CellResult("d", "failed", "STALE"),
+    CellResult("d", "failed", "STALE", expected="continues"),
     not_run(cell(id="e"), "later"),
 ]
 
 
-def test_a_cell_is_in_the_field_of_its_state_and_outcome_and_else_in_none() -> None:
+def test_a_cell_that_ran_is_in_the_field_of_its_state_and_the_outcome_that_it_asks_for() -> None:
     found = tally(RUN)
     assert [each.id for each in found["HEALTHY", "recovers"]] == ["a", "b"]
-    assert sum(map(len, found.values())) == 3
+    assert [each.id for each in found["STALE", "continues"]] == ["d"]
+    assert sum(map(len, found.values())) == 4
 
 
 def test_the_table_says_how_many_of_a_field_passed() -> None:

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _LEDGER_CALLS = 3
 """Of a takeover."""
+_BEAT_S = 1.0
+"""Between two questions: each is a row in the dashboard's table of tasks."""
 
 
 class Coordination:
@@ -76,8 +78,10 @@ class Coordination:
             (self.process,) = self._ask([self.handle.__ray_call__.remote(own_process)], timeout_s)
 
     def close(self) -> None:
-        """From here on nobody follows a coordinator that dies. Its end is the fleet's to see to."""
+        """End the agents. From here on nobody follows a coordinator that dies; its end is the fleet's to see to."""
         self._is_closing = True
+        for agent in self.agents.values():
+            ray.kill(agent)
 
     def refit(self, version: int, name: str, while_waiting: Callable[[], None] | None) -> RefitReport:
         """Push ``version``; when the coordinator dies meanwhile, another one closes what is open and pushes it again.
@@ -128,9 +132,13 @@ class Coordination:
                 kill_proved([self.process], timeout_s=self._limits.fence_s)
             self._incarnation += 1
             self.handle, self.process = self._make(self._incarnation), None
-            self.introduce(self._members(), timeout_s=self._limits.coordinator_restart_s)
             limit_s = self._limits.settle_s + _LEDGER_CALLS * self._limits.ledger_s
-            self._ask([self.handle.take_over.remote(dict(self._processes))], limit_s)
+            try:
+                self.introduce(self._members(), timeout_s=self._limits.coordinator_restart_s)
+                self._ask([self.handle.take_over.remote(dict(self._processes))], limit_s)
+            except BaseException:
+                ray.kill(self.handle)  # one that has not taken over knows no epoch: nobody may call it
+                raise
             logger.warning("coordinator_followed", extra={"incarnation": self._incarnation})
 
     def _ask(self, calls: list[ray.ObjectRef], timeout_s: float) -> list[Any]:
@@ -160,7 +168,8 @@ class _Pulse:
             if silent_s >= self._limit_s:
                 raise CoordinatorLost(f"{self._what}: the coordinator has not answered for {silent_s:.1f} s")
             return
-        self._asked, self._asked_s = self._handle.alive.remote(), time.monotonic()
+        if self._asked is None or time.monotonic() - self._asked_s >= _BEAT_S:
+            self._asked, self._asked_s = self._handle.alive.remote(), time.monotonic()
 
 
 def _own(error: RayTaskError) -> Exception:

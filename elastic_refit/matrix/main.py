@@ -62,6 +62,8 @@ def run_matrix(cells: Sequence[Cell], asked: Asked, console: Console) -> int:
                 watcher.ended(not_run(cell, why[cell.id]))
         if to_run:
             result.left = _run(to_run, asked, watcher)
+    done = {each.id for each in result.cells}
+    result.cells += [_without_result(cell) for cell in cells if cell.id not in done]
     order = {cell.id: number for number, cell in enumerate(cells)}
     result.cells.sort(key=lambda each: order[each.id])
     return _conclude(result, asked, display)
@@ -75,6 +77,11 @@ def _run(cells: Sequence[Cell], asked: Asked, watcher: Watcher) -> list[str]:
             left, segments = run_cells(cells, Path(folder), jobs=asked.jobs, watcher=watcher)
     left += [f"pid {pid}" for pid in living_descendants(besides=children)]
     return left + [f"shared memory {segment}" for segment in sorted(segments) if Path(segment).exists()]
+
+
+def _without_result(cell: Cell) -> CellResult:
+    why = "the thread that ran it ended without a result"
+    return CellResult(cell.id, "failed", cell.state, cell.all_faults, why=why, expected=cell.outcome)
 
 
 def _check_outputs(asked: Asked) -> None:

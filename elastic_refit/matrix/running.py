@@ -68,14 +68,20 @@ def _work_beside(
 
 def _work(batches: deque[list[Cell]], bench: Bench, watcher: Watcher, stopping: threading.Event) -> None:
     try:
-        while not stopping.is_set():
-            for cell in batches.popleft():
+        while not stopping.is_set() and (batch := _next(batches)):
+            for cell in batch:
                 _run(cell, bench, watcher, stopping)
             bench.close()
-    except IndexError:
-        return  # there is no batch left
     finally:
         bench.close()
+
+
+def _next(batches: deque[list[Cell]]) -> list[Cell]:
+    """None of the others gets it too; empty when there is no batch left."""
+    try:
+        return batches.popleft()
+    except IndexError:
+        return []
 
 
 def _run(cell: Cell, bench: Bench, watcher: Watcher, stopping: threading.Event) -> None:

@@ -334,9 +334,14 @@ class RefitParticipant:
         return update
 
     def _gate(self, update: OpenUpdate, receiver: WeightReceiver) -> Feed:
-        """Closes the shard before the first tensor touches the engine: from here until its commit it serves nothing."""
+        """Closes the shard before the first tensor touches the engine: from here until its commit it serves nothing.
+
+        Buckets that complete no tensor change nothing yet: what the shard held before, it still holds whole.
+        """
 
         def feed(tensors: NamedTensors) -> None:
+            if not tensors:
+                return
             if not update.is_open:
                 self.serving_version = None
                 update.is_open = True

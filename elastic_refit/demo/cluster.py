@@ -12,7 +12,7 @@ import logging
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from types import FrameType
@@ -22,6 +22,7 @@ import ray
 
 from elastic_refit.config import RunConfig
 from elastic_refit.errors import ConfigError
+from elastic_refit.forking.workers import forked_workers
 from elastic_refit.guardian import guarded
 from elastic_refit.processes import end_descendants
 
@@ -35,8 +36,10 @@ _CONNECT_S = 10.0
 
 
 @contextmanager
-def cluster(config: RunConfig, *, has_dashboard: bool = True) -> Iterator[None]:
+def cluster(config: RunConfig, *, has_dashboard: bool = True, forks: Sequence[str] = ()) -> Iterator[None]:
     """Join the cluster at ``ray.address``, or start one here for the ``with`` body.
+
+    With ``forks`` the workers of one that is started here are forks of a process that has imported these modules.
 
     Raises:
         ConfigError: there is no such cluster, the dashboard's port is taken, or Ray cannot start.
@@ -45,16 +48,17 @@ def cluster(config: RunConfig, *, has_dashboard: bool = True) -> Iterator[None]:
     is_own = config.ray.address is None
     with _interrupts(), redirect_stdout(_Discarded()), guarded() if is_own else nullcontext():
         before = [child.pid for child in psutil.Process().children()]
-        try:
-            _init(config, has_dashboard)
-            signal.signal(signal.SIGTERM, _interrupt)  # Ray's own handler, set while it starts, ends the process
-            yield
-        finally:
-            _ignore_interrupts()
-            ray.shutdown()
-            left = end_descendants(timeout_s=_END_S, besides=before)
-            if left:
-                logger.error("processes_left", extra={"pids": left})
+        with forked_workers(*forks) if is_own and forks else nullcontext():
+            try:
+                _init(config, has_dashboard)
+                signal.signal(signal.SIGTERM, _interrupt)  # Ray's own handler, set while it starts, ends the process
+                yield
+            finally:
+                _ignore_interrupts()
+                ray.shutdown()
+                left = end_descendants(timeout_s=_END_S, besides=before)
+                if left:
+                    logger.error("processes_left", extra={"pids": left})
 
 
 class _Discarded(io.TextIOBase):

@@ -14,6 +14,7 @@ from elastic_refit.config import RayConfig, RunConfig
 from elastic_refit.demo.cluster import cluster
 from elastic_refit.engines.registry import require_engine
 from elastic_refit.errors import ConfigError
+from elastic_refit.forking.workers import WORKER_MODULES
 from elastic_refit.matrix.cells import Cell
 from elastic_refit.matrix.display import Display
 from elastic_refit.matrix.grid import draw_grid, require_drawable
@@ -73,7 +74,7 @@ def _run(cells: Sequence[Cell], asked: Asked, watcher: Watcher) -> list[str]:
     config = RunConfig(ray=RayConfig(address=asked.ray_address))
     children = {child.pid for child in psutil.Process().children()}
     with tempfile.TemporaryDirectory(prefix="elastic-refit-matrix-") as folder:
-        with cluster(config, has_dashboard=False):
+        with cluster(config, has_dashboard=False, forks=WORKER_MODULES):
             left, segments = run_cells(cells, Path(folder), jobs=asked.jobs, watcher=watcher)
     left += [f"pid {pid}" for pid in living_descendants(besides=children)]
     return left + [f"shared memory {segment}" for segment in sorted(segments) if Path(segment).exists()]

@@ -9,7 +9,8 @@ import torch
 
 from elastic_refit.core.ids import ShardId, TrainerId
 from elastic_refit.core.messages import Committed, Fault, Settled
-from tests.refit_group import FailingWeights, Group, Weights, digests_sent
+from elastic_refit.transports.base import HeldWeights
+from tests.refit_group import BUCKET_BYTES, FailingWeights, Group, Weights, digests_sent
 
 S0 = ShardId(0)
 
@@ -24,9 +25,9 @@ def group(request: pytest.FixtureRequest) -> Iterator[Group]:
     group.close()
 
 
-def break_off(group: Group, *, roll_back: bool) -> dict[int, Settled]:
+def break_off(group: Group, *, roll_back: bool, weights: FailingWeights | None = None) -> dict[int, Settled]:
     """Version 2 begins in epoch 2 and breaks off; what the shards answer to the abort order."""
-    group.weights = FailingWeights(2, group)
+    group.weights = weights or FailingWeights(2, group)
     answers, _ = group.transfer(group.build(2, [0, 1]), 2)
     assert isinstance(answers[TrainerId(0)], Fault)
     group.settle(TrainerId(0), 2, version=2)
@@ -59,6 +60,20 @@ def test_a_refit_that_is_over_leaves_a_staged_shard_serving_its_old_version_and_
     assert {answer.is_beside for answer in settled.values()} == {is_staged}
     assert {answer.serving_version for answer in settled.values()} == {1 if is_staged else None}
     assert ("rollback" in group.engines[S0].calls) != is_staged
+    group.weights = Weights(3)
+    group.refit(3, epoch=3, shards=[0, 1])
+    assert group.holds_all(0)
+
+
+def test_a_shard_that_got_no_tensor_whole_still_serves_what_it_had(group: Group) -> None:
+    weights = FailingWeights(2, group)
+    ends_in_bucket_3 = torch.ones(BUCKET_BYTES * 7 // 8)  # and so does w5, where the trainer breaks
+    HeldWeights.__init__(weights, {"w0": ends_in_bucket_3, "w5": torch.ones(7)})
+    settled = break_off(group, roll_back=True, weights=weights)
+    assert {answer.serving_version for answer in settled.values()} == {1}
+    assert {answer.is_beside for answer in settled.values()} == {True}
+    assert group.members[S0].serving_version == 1
+    assert group.engines[S0].calls == ["begin", "finish 1"], "the engine was touched"
     group.weights = Weights(3)
     group.refit(3, epoch=3, shards=[0, 1])
     assert group.holds_all(0)

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from elastic_refit.forking import launch
 
-__all__ = ["WORKER_MODULES", "forked_workers"]
+__all__ = ["VLLM_MODULES", "WORKER_MODULES", "forked_workers"]
 
 WORKER_MODULES = (
     *("torch", "filelock", "google.protobuf.descriptor_pb2", "jsonschema", "msgpack", "psutil", "requests", "uvloop"),
@@ -23,6 +23,9 @@ WORKER_MODULES = (
     *("elastic_refit.participant", "elastic_refit.rank_seat", "elastic_refit.transports.packing"),
 )
 """What a worker of a fleet imports, as far as it does not need Ray for it."""
+
+VLLM_MODULES = ("vllm.engine.arg_utils",)
+"""Most of what the actor of a vLLM shard imports besides; vLLM starts the processes of its engine itself."""
 
 _ENDS_S = 10.0
 
@@ -45,12 +48,14 @@ def forked_workers(*modules: str) -> Iterator[None]:
         address = f"{folder}/server"
         variables = {launch.ADDRESS_VARIABLE: address, launch.ORDINARY_VARIABLE: str(ordinary)}
         with _server(address, modules), patch.object(parameters, "__init__", with_launch):
+            before = {name: os.environ[name] for name in variables if name in os.environ}
             os.environ.update(variables)
             try:
                 yield
             finally:
                 for name in variables:
                     del os.environ[name]
+                os.environ.update(before)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from elastic_refit.config import RayConfig, RunConfig
 from elastic_refit.demo.cluster import cluster
 from elastic_refit.engines.registry import require_engine
 from elastic_refit.errors import ConfigError
-from elastic_refit.forking.workers import WORKER_MODULES
+from elastic_refit.forking.workers import VLLM_MODULES, WORKER_MODULES
 from elastic_refit.matrix.cells import Cell
 from elastic_refit.matrix.display import Display
 from elastic_refit.matrix.grid import draw_grid, require_drawable
@@ -72,9 +72,10 @@ def run_matrix(cells: Sequence[Cell], asked: Asked, console: Console) -> int:
 
 def _run(cells: Sequence[Cell], asked: Asked, watcher: Watcher) -> list[str]:
     config = RunConfig(ray=RayConfig(address=asked.ray_address))
+    forks = WORKER_MODULES + (VLLM_MODULES if any(cell.engine == "vllm" for cell in cells) else ())
     children = {child.pid for child in psutil.Process().children()}
     with tempfile.TemporaryDirectory(prefix="elastic-refit-matrix-") as folder:
-        with cluster(config, has_dashboard=False, forks=WORKER_MODULES):
+        with cluster(config, has_dashboard=False, forks=forks):
             left, segments = run_cells(cells, Path(folder), jobs=asked.jobs, watcher=watcher)
     left += [f"pid {pid}" for pid in living_descendants(besides=children)]
     return left + [f"shared memory {segment}" for segment in sorted(segments) if Path(segment).exists()]

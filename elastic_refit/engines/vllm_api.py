@@ -9,6 +9,7 @@ of these.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -27,6 +28,7 @@ __all__ = [
     "disable_mtp_completeness_check",
     "end_update",
     "finish_reload",
+    "quantised_dtypes",
     "register_backend",
     "repack_experts",
     "roll_reload_back",
@@ -34,6 +36,9 @@ __all__ = [
     "shut_down",
     "unfed_layers",
 ]
+
+_PLAIN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_WEIGHTS = ("weight", "weight_packed")
 
 
 def register_backend(name: str, kind: type[WeightTransferEngine[Any, Any]]) -> None:
@@ -79,6 +84,20 @@ def roll_reload_back(model: Any) -> None:
         info.reset()
     model._do_torchao_reload = model._original_do_torchao_reload
     layerwise.LOADING_LAYERS.clear()
+
+
+def quantised_dtypes(model: torch.nn.Module) -> dict[torch.dtype, str]:
+    """The types in which a checkpoint of this model has weights that are no plain numbers, each with a parameter.
+
+    Empty where the engine itself quantises what it is given.
+    """
+    return {
+        tensor.dtype: f"{layer_name}.{name}"
+        for layer_name, layer in model.named_modules()
+        if isinstance(layer, LinearBase)
+        for name, tensor in layerwise.get_layerwise_info(layer).restore_metadata[0].items()
+        if name.endswith(_WEIGHTS) and tensor.dtype not in _PLAIN
+    }
 
 
 def unfed_layers(model: torch.nn.Module) -> list[str]:
@@ -129,8 +148,20 @@ def _waiting(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, Any
 
 
 def _is_short(layer: torch.nn.Module, info: Any) -> bool:
-    """Only a plain linear layer must be full: elsewhere there is padding, or a scale that a checkpoint may lack."""
+    """Only linear layers must be full: elsewhere there is padding, or a scale that a checkpoint may lack."""
     if is_deferred_attention_layer(layer) or not info.load_numel_total:
         return False
-    is_plain = isinstance(layer, LinearBase) and isinstance(layer.quant_method, UnquantizedLinearMethod)
-    return bool(info.load_numel == 0 or (is_plain and info.load_numel < info.load_numel_total))
+    if info.load_numel == 0 or not isinstance(layer, LinearBase):
+        return bool(info.load_numel == 0)
+    is_plain = isinstance(layer.quant_method, UnquantizedLinearMethod)
+    return bool(info.load_numel < info.load_numel_total) if is_plain else bool(_unfed_of_quantised(info))
+
+
+def _unfed_of_quantised(info: Any) -> set[str]:
+    """Parameters of a quantised linear layer that got fewer parts than its others: without a scale it is noise.
+
+    What is about its inputs, or about the order of its columns, a checkpoint may leave out.
+    """
+    parts = Counter(name for name, _ in info.loaded_weights)
+    needed = {name for name in info.restore_metadata[0] if not name.startswith("input_") and "g_idx" not in name}
+    return {name for name in needed if parts[name] < max(parts.values())}

@@ -98,6 +98,7 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
     def start_weight_update(self) -> None:
         if self._manifest is None:
             raise PlanMismatch("no manifest: init_weight_transfer_engine comes before the first update")
+        self._require_quantised(self._manifest)
         self.update.open(self._manifest)
         try:
             vllm_api.begin_reload(self.model)
@@ -147,6 +148,18 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
 
     def shutdown(self) -> None:
         self._manifest = None
+
+    def _require_quantised(self, manifest: Manifest) -> None:
+        """vLLM would round plain weights to whole numbers to fit them into int8, and serve those.
+
+        Raises:
+            PlanMismatch: the model holds quantised weights and ``manifest`` has none.
+        """
+        pushed = {spec.dtype for spec in manifest.tensors}
+        for dtype, where in vllm_api.quantised_dtypes(self.model).items():
+            name = str(dtype).removeprefix("torch.")
+            if name not in pushed:
+                raise PlanMismatch(f"{where} is {name}, and nothing that is pushed is: quantise it before")
 
     def _repack_embeddings(self) -> None:
         """On CPU a tied output head multiplies by a packed copy of the embedding, which layerwise reload forgets.

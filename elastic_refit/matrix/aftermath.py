@@ -62,13 +62,16 @@ def look_at_processes(seen: Observation, lab: Lab) -> None:
 
 
 def look_at_shards(seen: Observation, lab: Lab) -> None:
-    """Ask every shard that is not absent what it holds, and to sample; have the trainers judge the samples."""
+    """Have every shard that is not absent sample, and then say what it holds; have the trainers judge the samples.
+
+    In this order: a coordinator that was thawed may just be finishing its refit, and a request waits for that.
+    """
     gone = {record.id.index for record in lab.state().shards.values() if record.state in ABSENT}
     there = {shard: handle for shard, handle in lab.fleet.shards.items() if shard.index not in gone}
-    holding = {shard: handle.ready.remote() for shard, handle in there.items()}
     sampling = {shard: handle.generate.remote(_PROMPTS, _SAMPLING) for shard, handle in there.items()}
     if sampling:
         ray.wait(list(sampling.values()), num_returns=len(sampling), timeout=_ANSWER_S)
+    holding = {shard: handle.ready.remote() for shard, handle in there.items()}
     samples = {shard: taken for shard, call in sampling.items() if (taken := _samples(call))}
     gaps = _measure(lab, samples)
     found = {}

@@ -18,7 +18,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from elastic_refit.actors.launch import Launcher
 from elastic_refit.actors.loading import own_process, wait_for
-from elastic_refit.actors.node_agent import node_agent
+from elastic_refit.actors.node_agent import by_node, node_agent
 from elastic_refit.actors.reports import RefitReport
 from elastic_refit.core.ids import Member, ProcessId
 from elastic_refit.errors import CoordinatorLost, ElasticRefitError
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _LEDGER_CALLS = 3
 """Of a takeover."""
+_TIDY_S = 2.0
 _BEAT_S = 1.0
 """Between two questions: each is a row in the dashboard's table of tasks."""
 
@@ -69,17 +70,23 @@ class Coordination:
         Raises:
             CoordinatorLost: it did not answer in time.
         """
-        nodes = {process.node for member in made for process in self._processes.get(member, ())}
-        new = {node: node_agent(node) for node in sorted(nodes - self.agents.keys())}
-        self.agents.update(new)
-        up = [agent.ready.remote() for agent in new.values()]
+        consist = {member: by_node(self._processes.get(member, ())) for member in made}
+        for node in sorted({node for nodes in consist.values() for node in nodes} - self.agents.keys()):
+            self.agents[node] = node_agent(node)
+        up = [self.agents[node].note.remote(each) for nodes in consist.values() for node, each in nodes.items()]
         self._ask([*up, self.handle.enlist.remote(dict(made), self.agents, ends=ends)], timeout_s)
         if self.process is None:
             (self.process,) = self._ask([self.handle.__ray_call__.remote(own_process)], timeout_s)
 
-    def close(self) -> None:
-        """End the agents. From here on nobody follows a coordinator that dies; its end is the fleet's to see to."""
+    def stop(self) -> None:
+        """From here on nobody follows a coordinator that dies; its end is the fleet's to see to."""
         self._is_closing = True
+
+    def close(self) -> None:
+        """End the agents, which first remove what members that are gone have left in shared memory."""
+        tidying = [agent.tidy.remote() for agent in self.agents.values()]
+        if tidying:
+            ray.wait(tidying, num_returns=len(tidying), timeout=_TIDY_S)
         for agent in self.agents.values():
             ray.kill(agent)
 

@@ -144,7 +144,7 @@ class Fleet:
 
     def close(self) -> None:
         """End every actor of the run and prove it, frozen ones included. Idempotent; bounded."""
-        self.coordination.close()
+        self.coordination.stop()
         if self._supervisor is not None:
             self._supervisor.stop()
         for handle in (*self.members.values(), *self._servants().values()):
@@ -152,6 +152,7 @@ class Fleet:
         self.chaos.close()
         servants = [each for each in (self._ledger_process, self.coordination.process) if each is not None]
         left = kill_proved([*self._here(self.processes), *servants], timeout_s=_CLOSE_S)
+        self.coordination.close()
         self._channel.close()
         if left:
             logger.error("processes_left", extra={"pids": [process.pid for process in left]})

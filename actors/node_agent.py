@@ -7,7 +7,7 @@ happen here: "gone" said of a process that nobody has seen end.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import ray
@@ -17,10 +17,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_refit.core.ids import Member, ProcessId
 from elastic_refit.core.messages import Fenced, FenceOrder
-from elastic_refit.processes import exit_when_orphaned
+from elastic_refit.processes import exit_when_orphaned, living
+from elastic_refit.shared_memory import mapped_segments, remove_abandoned
 from elastic_refit.stacks import asked_path, end_with_stacks
 
-__all__ = ["Fences", "NodeAgent", "node_agent"]
+__all__ = ["Fences", "NodeAgent", "by_node", "node_agent"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +30,13 @@ _AT_ONCE = 16
 
 
 class NodeAgent:
-    """Lives on the node that it acts on. Needs no CPU, and comes back when it dies."""
+    """Lives on the node that it acts on. Needs no CPU, and comes back when it dies.
+
+    Several threads call it.
+    """
 
     def __init__(self) -> None:
+        self._segments: dict[tuple[ProcessId, ...], set[str]] = {}
         exit_when_orphaned()
 
     def ready(self) -> None:
@@ -40,7 +45,18 @@ class NodeAgent:
     def fence(self, processes: tuple[ProcessId, ...], stacks: Path, timeout_s: float) -> Fenced:
         """Ask whoever of them runs for its stacks, kill all of them, and wait until each is gone."""
         left = end_with_stacks(processes, stacks, timeout_s=timeout_s)
+        self.tidy()
         return Fenced("by_epoch" if left else "gone")
+
+    def note(self, processes: tuple[ProcessId, ...]) -> None:
+        """Remember what shared memory these have mapped, which nobody removes when they are all killed at once."""
+        self.tidy()
+        self._segments[processes] = mapped_segments(processes)
+
+    def tidy(self) -> None:
+        """Remove the shared memory of those who are gone whole."""
+        for processes in [each for each in tuple(self._segments) if not living(each)]:
+            remove_abandoned(self._segments.pop(processes, set()))
 
 
 def node_agent(node: str) -> ActorHandle:
@@ -51,6 +67,14 @@ def node_agent(node: str) -> ActorHandle:
     )
     handle: ActorHandle = made.remote()
     return handle
+
+
+def by_node(processes: Iterable[ProcessId]) -> dict[str, tuple[ProcessId, ...]]:
+    """The same processes, by the node that each is on."""
+    nodes: dict[str, tuple[ProcessId, ...]] = {}
+    for process in processes:
+        nodes[process.node] = (*nodes.get(process.node, ()), process)
+    return nodes
 
 
 class Fences:
@@ -68,17 +92,15 @@ class Fences:
     def begin(self, member: Member, order: FenceOrder, *, timeout_s: float) -> tuple[ray.ObjectRef, ...]:
         """Returns the calls of which each is to be given to :meth:`take` when it ends; none if nobody can act."""
         logger.warning("member_condemned", extra={"member": str(member), "why": order.why})
-        by_node: dict[str, list[ProcessId]] = {}
-        for process in order.processes:
-            by_node.setdefault(process.node, []).append(process)
+        nodes = by_node(order.processes)
         stacks = asked_path(self._stacks_folder, member)
         calls = tuple(
-            self._agents[node].fence.remote(tuple(processes), stacks, timeout_s)
-            for node, processes in by_node.items()
+            self._agents[node].fence.remote(processes, stacks, timeout_s)
+            for node, processes in nodes.items()
             if node in self._agents
         )
         self._waiting[member] = set(calls)
-        self._is_proved[member] = bool(by_node) and by_node.keys() <= self._agents.keys()
+        self._is_proved[member] = bool(nodes) and nodes.keys() <= self._agents.keys()
         return calls
 
     def take(self, member: Member, call: ray.ObjectRef) -> Fenced | None:

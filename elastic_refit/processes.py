@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from elastic_refit.core.ids import ProcessId
+from elastic_refit.shared_memory import mapped_by, mapped_segments, remove, remove_abandoned
 
 __all__ = [
     "end_all",
@@ -28,14 +29,12 @@ __all__ = [
     "kill_proved",
     "living",
     "living_descendants",
-    "mapped_segments",
     "signal_catchers",
     "signal_processes",
     "wait_until_running",
 ]
 
 _ORPHAN_LOOK_S = 1.0
-_SHARED_MEMORY = "/dev/shm/"
 _STOPPED_LOOK_S = 0.05
 _STOPPED = ("T", "t")
 """The states of a process that a signal or a tracer has stopped."""
@@ -72,7 +71,7 @@ def kill_proved(processes: Iterable[ProcessId], *, timeout_s: float) -> list[Pro
     segments = mapped_segments(targets)
     left = _kill_all(targets, time.monotonic() + timeout_s)
     if not left:
-        _remove_abandoned(segments)
+        remove_abandoned(segments)
     return left
 
 
@@ -103,28 +102,6 @@ def _is_there(process: ProcessId) -> bool:
         return not _ended(handle, time.monotonic())
     finally:
         os.close(handle)
-
-
-def mapped_segments(processes: Iterable[ProcessId]) -> set[str]:
-    """The files of shared memory that these processes of this node have mapped and that have a name, by their paths."""
-    return {path for process in processes for path in _mapped(process.pid)}
-
-
-def _mapped(pid: int) -> set[str]:
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:
-        return set()
-    paths = (line.partition(_SHARED_MEMORY)[2] for line in lines)
-    return {f"{_SHARED_MEMORY}{path}" for path in paths if path and not path.endswith("(deleted)")}
-
-
-def _remove_abandoned(segments: set[str]) -> None:
-    """Unlink those that no process has mapped any more."""
-    abandoned = segments.difference(*(_mapped(pid) for pid in psutil.pids())) if segments else segments
-    for segment in abandoned:
-        with contextlib.suppress(OSError):
-            os.unlink(segment)
 
 
 def signal_processes(processes: Iterable[ProcessId], number: int) -> list[ProcessId]:
@@ -211,7 +188,10 @@ def exit_when_orphaned() -> None:
 
 
 def exit_with(pid: int) -> None:
-    """End this process when the process ``pid`` of this node is gone, whoever is its parent. One daemon thread."""
+    """End this process when the process ``pid`` of this node is gone, whoever is its parent. One daemon thread.
+
+    The shared memory that it has mapped is removed: those that share it must end with the same process.
+    """
     try:
         owner = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -219,6 +199,7 @@ def exit_with(pid: int) -> None:
 
     def watch() -> None:
         select.select([owner], [], [])
+        remove(mapped_by(os.getpid()))
         os._exit(1)
 
     threading.Thread(target=watch, name=f"exit-with-{pid}", daemon=True).start()
@@ -234,11 +215,17 @@ def end_descendants(*, timeout_s: float, besides: Collection[int] = ()) -> list[
 
 
 def end_all(find: Callable[[], Iterable[psutil.Process]], *, timeout_s: float) -> list[int]:
-    """SIGKILL what ``find`` finds until it finds nobody; returns the pids that are still there after ``timeout_s``."""
+    """SIGKILL what ``find`` finds until it finds nobody; returns the pids that are still there after ``timeout_s``.
+
+    Shared memory that only they had mapped is removed.
+    """
     deadline = time.monotonic() + timeout_s
+    segments: set[str] = set()
     while True:
         living = [process for process in find() if is_living(process)]
+        segments.update(*(mapped_by(process.pid) for process in living))
         if not living or time.monotonic() >= deadline:
+            remove_abandoned(segments)
             return [process.pid for process in living]
         for process in living:
             _kill(process)

@@ -33,7 +33,8 @@ from elastic_refit.errors import ElasticRefitError
 from elastic_refit.matrix.cells import Cell
 from elastic_refit.matrix.shape import Shape
 from elastic_refit.matrix.trainer import LabTrainer
-from elastic_refit.processes import kill_proved, living, mapped_segments, signal_processes
+from elastic_refit.processes import kill_proved, living, signal_processes
+from elastic_refit.shared_memory import mapped_segments
 
 __all__ = ["Lab", "LabUnclean"]
 
@@ -113,7 +114,6 @@ class Lab:
 
     def close(self) -> list[str]:
         """End the fleet; returns what of it is still there."""
-        self.segments.update(mapped_segments(living(self.ever)))
         self.fleet.close()
         deadline = time.monotonic() + _GONE_S
         while (left := self._left()) and time.monotonic() < deadline:
@@ -253,6 +253,7 @@ class Lab:
 
     def _note_processes(self) -> None:
         self.ever.update(process for each in self.fleet.processes.values() for process in each)
+        self.segments.update(mapped_segments(living(self.ever)))
 
 
 def _make_model(shape: Shape, folder: Path) -> int:

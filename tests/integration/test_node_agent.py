@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
 
 from elastic_refit.actors.loading import own_process
 from elastic_refit.actors.node_agent import Fences, node_agent
 from elastic_refit.core.ids import Member, ProcessId, ShardId
 from elastic_refit.core.messages import Fenced, FenceOrder
 from elastic_refit.processes import identify
+from tests.unit.test_shared_memory import mapper
+from tests.waiting import wait_until
 
 WAIT_S = 60.0
 SHARD = ShardId(0)
@@ -61,6 +64,15 @@ def culprit(node: str) -> Iterator[tuple[subprocess.Popen[bytes], ProcessId]]:
     yield process, identify(process.pid, node)
     process.kill()
     process.wait()
+
+
+def answers(agent: ActorHandle) -> bool:
+    """False for one that is just coming back."""
+    try:
+        ray.get(agent.ready.remote(), timeout=WAIT_S)
+    except RayActorError:
+        return False
+    return True
 
 
 def fences(agents: dict[str, ActorHandle], member: ActorHandle, folder: Path) -> Fences:
@@ -134,4 +146,26 @@ def test_an_agent_that_does_not_answer_has_proved_nothing_and_one_that_dies_come
     os.kill(frozen.pid, signal.SIGKILL)
     ray.wait([call], timeout=WAIT_S)
     assert made.take(SHARD, call) == Fenced("by_epoch")
+    wait_until(lambda: answers(agent), WAIT_S)
     assert fence(fences({node: agent}, member, tmp_path), identity) == [Fenced("gone")]
+
+
+def test_shared_memory_of_a_member_that_was_killed_whole_is_removed_and_that_of_a_living_one_is_not(
+    agent: ActorHandle, node: str, tmp_path: Path
+) -> None:
+    dead, alive = (Path(f"/dev/shm/elastic-refit-agent-{os.getpid()}-{number}") for number in range(2))
+    dead.write_bytes(bytes(4096))
+    alive.write_bytes(bytes(4096))
+    with mapper(dead) as first, mapper(alive) as second:
+        noted = [agent.note.remote((identify(process.pid, node),)) for process in (first, second)]
+        ray.get(noted, timeout=WAIT_S)
+        first.kill()
+        first.wait()
+        assert dead.exists()
+        ray.get(agent.fence.remote((), tmp_path / "stacks", WAIT_S), timeout=WAIT_S)
+        assert not dead.exists()
+        assert alive.exists()
+        second.kill()
+        second.wait()
+        ray.get(agent.tidy.remote(), timeout=WAIT_S)
+        assert not alive.exists()

@@ -8,10 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from elastic_refit.core.ids import ProcessId
-from elastic_refit.processes import identify, kill_proved, mapped_segments
+from elastic_refit.processes import end_all, identify, kill_proved
+from elastic_refit.shared_memory import mapped_segments
 
 pytestmark = pytest.mark.faults
 
@@ -32,8 +34,9 @@ def segment() -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-def mapper(segment: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", MAPPER, str(segment)], stdout=subprocess.PIPE, text=True)
+def mapper(segment: Path, prelude: str = "") -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", prelude + MAPPER, str(segment)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "mapped\n"
     return process
@@ -57,3 +60,19 @@ def test_a_segment_that_was_removed_by_its_owner_is_none(segment: Path) -> None:
         segment.unlink()
         assert mapped_segments([identity(process)]) == set()
         assert kill_proved([identity(process)], timeout_s=10) == []
+
+
+def test_whoever_ends_what_it_finds_removes_its_segments(segment: Path) -> None:
+    with mapper(segment) as process:
+        assert end_all(lambda: [psutil.Process(process.pid)] if process.poll() is None else [], timeout_s=10) == []
+        assert not segment.exists()
+
+
+def test_a_process_that_ends_with_another_takes_its_segments_along(segment: Path) -> None:
+    with subprocess.Popen(["sleep", "600"]) as owner:
+        bound = f"from elastic_refit.processes import exit_with; exit_with({owner.pid})"
+        with mapper(segment, bound) as process:
+            assert segment.exists()
+            owner.kill()
+            assert process.wait(10) == 1
+            assert not segment.exists()

@@ -1,0 +1,47 @@
+"""The named shared memory of processes, which outlives them: removed once nobody has it mapped any more.
+
+vLLM's processes make some hundred megabytes of it per engine. The one that would remove it is Python's resource tracker,
+which dies with the engine when that is killed as a whole, and it does not know of what vLLM's C++ part has made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from elastic_refit.core.ids import ProcessId
+
+__all__ = ["mapped_by", "mapped_segments", "remove", "remove_abandoned"]
+
+_FOLDER = "/dev/shm/"
+
+
+def mapped_segments(processes: Iterable[ProcessId]) -> set[str]:
+    """The files of shared memory that these processes of this node have mapped and that have a name, by their paths."""
+    return {path for process in processes for path in mapped_by(process.pid)}
+
+
+def mapped_by(pid: int) -> set[str]:
+    """As :func:`mapped_segments`; nothing of a process that is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    paths = (line.partition(_FOLDER)[2] for line in lines)
+    return {f"{_FOLDER}{path}" for path in paths if path and not path.endswith("(deleted)")}
+
+
+def remove_abandoned(segments: set[str]) -> None:
+    """Remove those that no process has mapped any more."""
+    remove(segments.difference(*map(mapped_by, psutil.pids())) if segments else segments)
+
+
+def remove(segments: Iterable[str]) -> None:
+    """Remove these, as far as they are still there; whoever has one mapped keeps its memory."""
+    for segment in segments:
+        with contextlib.suppress(OSError):
+            os.unlink(segment)

@@ -223,9 +223,10 @@ def _refused(cell: Cell, seen: Observation) -> Complaints:
 
 
 def _left_serving(cell: Cell, seen: Observation) -> Complaints:
-    """An aborted refit that is staged takes no survivor out of the serving set."""
+    """A refit that is staged takes no survivor out of the serving set. Killed between refits, nobody is condemned."""
     if cell.commit == "staged":
-        left = _known(seen.left_serving, "who left the serving set")
+        killed = {fault.victim for fault in seen.planned if fault.kind == "kill"}
+        left = [shard for shard in _known(seen.left_serving, "who left the serving set") if shard not in killed]
         if left:
             yield f"{', '.join(map(str, left))} left the serving set, and the commit is staged"
 

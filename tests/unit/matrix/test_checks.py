@@ -157,6 +157,11 @@ def test_a_survivor_of_a_staged_refit_never_leaves_the_serving_set() -> None:
     assert judge(asked, observation(left_serving=(ShardId(1),))) == [
         "shard[1] left the serving set, and the commit is staged"
     ]
+    asked = cell(commit="staged", phase="idle", outcome="continues", names=None, rule=None)
+    idle = Fault("kill", ShardId(0), VERSION, "idle")
+    facts = {"planned": (idle,), "records": (FaultRecord(idle, 1, "idle", at_s=1.0),), "incidents": []}
+    assert judge(asked, observation(**facts, condemned=(), left_serving=(ShardId(0),))) == []
+    assert judge(asked, observation(**facts, condemned=(), left_serving=(ShardId(1),))) != []
 
 
 def test_a_staged_refit_that_ended_left_the_old_version_whole() -> None:

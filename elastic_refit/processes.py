@@ -199,7 +199,7 @@ def exit_with(pid: int) -> None:
 
     def watch() -> None:
         select.select([owner], [], [])
-        remove(mapped_by(os.getpid()))
+        remove(mapped_by([os.getpid()]))
         os._exit(1)
 
     threading.Thread(target=watch, name=f"exit-with-{pid}", daemon=True).start()
@@ -223,7 +223,7 @@ def end_all(find: Callable[[], Iterable[psutil.Process]], *, timeout_s: float) -
     segments: set[str] = set()
     while True:
         living = [process for process in find() if is_living(process)]
-        segments.update(*(mapped_by(process.pid) for process in living))
+        segments |= mapped_by(process.pid for process in living)
         if not living or time.monotonic() >= deadline:
             remove_abandoned(segments)
             return [process.pid for process in living]

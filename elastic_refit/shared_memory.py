@@ -22,22 +22,19 @@ _FOLDER = "/dev/shm/"
 
 def mapped_segments(processes: Iterable[ProcessId]) -> set[str]:
     """The files of shared memory that these processes of this node have mapped and that have a name, by their paths."""
-    return {path for process in processes for path in mapped_by(process.pid)}
+    return mapped_by(process.pid for process in processes)
 
 
-def mapped_by(pid: int) -> set[str]:
+def mapped_by(pids: Iterable[int]) -> set[str]:
     """As :func:`mapped_segments`; nothing of a process that is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:
-        return set()
-    paths = (line.partition(_FOLDER)[2] for line in lines)
-    return {f"{_FOLDER}{path}" for path in paths if path and not path.endswith("(deleted)")}
+    names = _names()
+    inodes = set().union(*map(_inodes, pids)) if names else set()
+    return {names[inode] for inode in inodes & names.keys()}
 
 
 def remove_abandoned(segments: set[str]) -> None:
     """Remove those that no process has mapped any more."""
-    remove(segments.difference(*map(mapped_by, psutil.pids())) if segments else segments)
+    remove(segments - mapped_by(psutil.pids()) if segments else segments)
 
 
 def remove(segments: Iterable[str]) -> None:
@@ -45,3 +42,17 @@ def remove(segments: Iterable[str]) -> None:
     for segment in segments:
         with contextlib.suppress(OSError):
             os.unlink(segment)
+
+
+def _names() -> dict[int, str]:
+    with os.scandir(_FOLDER) as entries:
+        return {entry.inode(): entry.path for entry in entries}
+
+
+def _inodes(pid: int) -> set[int]:
+    """Of what it has mapped there (proc(5)). The path would not do: that of a semaphore is a link's that is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {int(line.split(maxsplit=5)[4]) for line in lines if _FOLDER in line}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -60,6 +61,14 @@ def test_a_segment_that_was_removed_by_its_owner_is_none(segment: Path) -> None:
         segment.unlink()
         assert mapped_segments([identity(process)]) == set()
         assert kill_proved([identity(process)], timeout_s=10) == []
+
+
+def test_a_semaphore_is_found_by_what_is_mapped_as_its_path_is_not_there() -> None:
+    before = set(os.listdir("/dev/shm"))
+    held = multiprocessing.get_context("spawn").Lock()
+    made = {f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - before if name.startswith("sem.")}
+    assert made & mapped_segments([identify(os.getpid(), "here")])
+    del held
 
 
 def test_whoever_ends_what_it_finds_removes_its_segments(segment: Path) -> None:

@@ -1,7 +1,7 @@
 """The named shared memory of processes, which outlives them: removed once nobody has it mapped any more.
 
-vLLM's processes make some hundred megabytes of it per engine. The one that would remove it is Python's resource tracker,
-which dies with the engine when that is killed as a whole, and it does not know of what vLLM's C++ part has made.
+vLLM's processes make some hundred megabytes of it per engine. Python's resource tracker, which would remove it, dies
+with the engine when that is killed as a whole, and it does not know of what vLLM's C++ part has made.
 """
 
 from __future__ import annotations

@@ -46,19 +46,25 @@ def cluster(config: RunConfig, *, has_dashboard: bool = True, forks: Sequence[st
     """
     _adopt_orphans()
     is_own = config.ray.address is None
-    with _interrupts(), redirect_stdout(_Discarded()), guarded() if is_own else nullcontext():
-        before = [child.pid for child in psutil.Process().children()]
+    with _interrupts(), redirect_stdout(_Discarded()), guarded() if is_own else nullcontext(), _ended():
         with forked_workers(*forks) if is_own and forks else nullcontext():
-            try:
-                _init(config, has_dashboard)
-                signal.signal(signal.SIGTERM, _interrupt)  # Ray's own handler, set while it starts, ends the process
-                yield
-            finally:
-                _ignore_interrupts()
-                ray.shutdown()
-                left = end_descendants(timeout_s=_END_S, besides=before)
-                if left:
-                    logger.error("processes_left", extra={"pids": left})
+            _init(config, has_dashboard)
+            signal.signal(signal.SIGTERM, _interrupt)  # Ray's own handler, set while it starts, ends the process
+            yield
+
+
+@contextmanager
+def _ended() -> Iterator[None]:
+    """Whatever is started in the ``with`` body ends with it, Ray first."""
+    before = [child.pid for child in psutil.Process().children()]
+    try:
+        yield
+    finally:
+        _ignore_interrupts()
+        ray.shutdown()
+        left = end_descendants(timeout_s=_END_S, besides=before)
+        if left:
+            logger.error("processes_left", extra={"pids": left})
 
 
 class _Discarded(io.TextIOBase):

@@ -12,6 +12,7 @@ import sys
 ADDRESS_VARIABLE = "ELASTIC_REFIT_FORK_SERVER"
 ORDINARY_VARIABLE = "ELASTIC_REFIT_FORK_ORDINARY"
 FORKED = b"forked"
+READY = b"ready\n"
 _ANSWER_S = 30.0
 
 
@@ -31,7 +32,7 @@ if __name__ == "__main__":
     try:
         is_forked = _ask()
     except OSError as error:
-        print(f"no fork server, the worker starts as an interpreter of its own: {error}", file=sys.stderr)
+        sys.stderr.write(f"no fork server, the worker starts as an interpreter of its own: {error}\n")
         is_forked = False
     if not is_forked:
         os.execv(sys.executable, [sys.executable, os.environ[ORDINARY_VARIABLE], *sys.argv[1:]])

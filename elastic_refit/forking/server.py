@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastic_refit.forking.launch import FORKED
+from elastic_refit.forking.launch import FORKED, READY
 
 __all__ = ["main"]
 
@@ -61,7 +61,7 @@ def _serve(address: str) -> Wanted | None:
         listener.listen()
         selector.register(listener, selectors.EVENT_READ)
         selector.register(sys.stdin, selectors.EVENT_READ)
-        print("ready", flush=True)
+        os.write(1, READY)
         while sys.stdin not in {key.fileobj for key, _ in selector.select()}:
             link, _ = listener.accept()
             with link:
@@ -82,7 +82,7 @@ def _answer(link: socket.socket) -> Wanted | None:
             return wanted
         link.sendall(FORKED)
     except (OSError, ValueError, IndexError) as error:
-        print(f"fork server: {error}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"fork server: {error}\n")
     for descriptor in output:
         os.close(descriptor)
     return None
@@ -125,7 +125,7 @@ def _become(wanted: Wanted) -> None:
 
 
 def _command(argv: list[str]) -> list[str]:
-    """Of a worker that needs variables at most; one that needs another Python or a container Ray's own script starts."""
+    """Of a worker that needs variables at most; one that needs another Python or a container is not forked."""
     from ray._private.runtime_env.context import RuntimeEnvContext
     from ray._private.workers import setup_worker
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -47,21 +47,27 @@ def forked_workers(*modules: str) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="elastic-refit-fork-") as folder:
         address = f"{folder}/server"
         variables = {launch.ADDRESS_VARIABLE: address, launch.ORDINARY_VARIABLE: str(ordinary)}
-        with _server(address, modules), patch.object(parameters, "__init__", with_launch):
-            before = {name: os.environ[name] for name in variables if name in os.environ}
-            os.environ.update(variables)
-            try:
-                yield
-            finally:
-                for name in variables:
-                    del os.environ[name]
-                os.environ.update(before)
+        with _server(address, modules), patch.object(parameters, "__init__", with_launch), _environment(variables):
+            yield
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set these, and nothing else: Ray sets some of its own meanwhile, which must stay."""
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @contextmanager
 def _server(address: str, modules: tuple[str, ...]) -> Iterator[None]:
     command = [sys.executable, "-m", "elastic_refit.forking.server", address, *modules]
-    # One thread: libraries start theirs when they are imported. A group of its own: Ctrl-C in a terminal is the driver's.
+    # One thread: libraries start theirs when they are imported. A group of its own: Ctrl-C in a terminal is not for it.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, process_group=0
@@ -69,7 +75,7 @@ def _server(address: str, modules: tuple[str, ...]) -> Iterator[None]:
         assert server.stdin is not None
         assert server.stdout is not None
         try:
-            if server.stdout.readline() != b"ready\n":
+            if server.stdout.readline() != launch.READY:
                 raise OSError(f"the process that workers are forks of ended at once: {' '.join(command)}")
             yield
         finally:

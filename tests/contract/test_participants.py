@@ -42,7 +42,7 @@ def group() -> Iterator[Group]:
 
 
 def _break_in_bucket_2(group: Group, victim: int, version: int = 1) -> tuple[Membership, dict[Member, Answer]]:
-    """A refit in which the victim's process, as far as the others can tell, dies after two buckets, while it applies."""
+    """A refit in which the victim's process, as far as the others can tell, dies as it applies a third bucket."""
     membership = group.build(1, [0, 1, 2])
 
     def die(fed: int) -> None:

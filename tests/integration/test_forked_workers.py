@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError
 
 from elastic_refit.forking import launch
@@ -23,7 +25,6 @@ PRELOADED = "tabnanny"
 ANSWER_S = 60.0
 
 
-@ray.remote(num_cpus=0)
 class Worker:
     def pid(self) -> int:
         return os.getpid()
@@ -41,6 +42,12 @@ class Worker:
         return subprocess.run(["sh", "-c", "exit 3"], check=False).returncode
 
 
+def worker(**options: Any) -> ActorHandle:
+    remote: Any = ray.remote  # its stubs do not know what a class becomes
+    handle: ActorHandle = remote(num_cpus=0)(Worker).options(**options).remote()
+    return handle
+
+
 @pytest.fixture(scope="module")
 def forking_cluster() -> Iterator[None]:
     with forked_workers(PRELOADED):
@@ -51,6 +58,11 @@ def forking_cluster() -> Iterator[None]:
             ray.shutdown()
 
 
+def _pid(one: ActorHandle) -> int:
+    (pid,) = ray.get([one.pid.remote()], timeout=ANSWER_S)
+    return int(pid)
+
+
 def _server_of(worker: int) -> psutil.Process:
     parent = psutil.Process(worker).parent()
     assert parent is not None
@@ -59,8 +71,8 @@ def _server_of(worker: int) -> psutil.Process:
 
 @pytest.mark.usefixtures("forking_cluster")
 def test_workers_are_forks_that_have_imported_what_was_asked_for() -> None:
-    first, second = Worker.remote(), Worker.remote()
-    pids = ray.get([first.pid.remote(), second.pid.remote()], timeout=ANSWER_S)
+    first, second = worker(), worker()
+    pids = [_pid(first), _pid(second)]
     assert len({os.getpid(), *pids}) == 3
     assert {_server_of(pid).pid for pid in pids} == {_server_of(pids[0]).pid}
     assert "elastic_refit.forking.server" in _server_of(pids[0]).cmdline()
@@ -69,40 +81,41 @@ def test_workers_are_forks_that_have_imported_what_was_asked_for() -> None:
 
 @pytest.mark.usefixtures("forking_cluster")
 def test_a_killed_fork_is_dead_for_ray_and_no_zombie_for_anybody() -> None:
-    worker = Worker.remote()
-    process = psutil.Process(ray.get(worker.pid.remote(), timeout=ANSWER_S))
+    one = worker()
+    process = psutil.Process(_pid(one))
     process.send_signal(signal.SIGSTOP)
     process.kill()
     with pytest.raises(ActorDiedError):
-        ray.get(worker.pid.remote(), timeout=ANSWER_S)
+        ray.get(one.pid.remote(), timeout=ANSWER_S)
     process.wait(ANSWER_S)
     assert not process.is_running()
 
 
 @pytest.mark.usefixtures("forking_cluster")
 def test_the_raylet_ends_what_a_killed_fork_has_started_as_it_would_otherwise() -> None:
-    worker = Worker.remote()
-    child = psutil.Process(ray.get(worker.start_child.remote(), timeout=ANSWER_S))
-    os.kill(ray.get(worker.pid.remote(), timeout=ANSWER_S), signal.SIGKILL)
+    one = worker()
+    (pid,) = ray.get([one.start_child.remote()], timeout=ANSWER_S)
+    child = psutil.Process(pid)
+    os.kill(_pid(one), signal.SIGKILL)
     child.wait(ANSWER_S)
 
 
 @pytest.mark.usefixtures("forking_cluster")
 def test_a_fork_has_the_variables_of_its_runtime_environment_and_waits_for_its_own_children() -> None:
-    worker = Worker.options(runtime_env={"env_vars": {"A_VARIABLE_OF_THIS_TEST": "7"}}).remote()
-    assert ray.get(worker.variable.remote("A_VARIABLE_OF_THIS_TEST"), timeout=ANSWER_S) == "7"
-    assert ray.get(worker.waits_for_children.remote(), timeout=ANSWER_S) == 3
-    other = Worker.remote()
+    one = worker(runtime_env={"env_vars": {"A_VARIABLE_OF_THIS_TEST": "7"}})
+    assert ray.get(one.variable.remote("A_VARIABLE_OF_THIS_TEST"), timeout=ANSWER_S) == "7"
+    assert ray.get(one.waits_for_children.remote(), timeout=ANSWER_S) == 3
+    other = worker()
     assert ray.get(other.variable.remote("A_VARIABLE_OF_THIS_TEST"), timeout=ANSWER_S) is None
 
 
 @pytest.mark.usefixtures("forking_cluster")
 def test_without_its_server_a_worker_starts_as_an_interpreter_of_its_own() -> None:
-    first = Worker.remote()
-    server = _server_of(ray.get(first.pid.remote(), timeout=ANSWER_S))
+    first = worker()
+    server = _server_of(_pid(first))
     server.kill()
     wait_until(lambda: server.status() == psutil.STATUS_ZOMBIE, ANSWER_S)
-    later = Worker.options(runtime_env={"env_vars": {"FRESH": "1"}}).remote()
+    later = worker(runtime_env={"env_vars": {"FRESH": "1"}})
     assert not ray.get(later.has_imported.remote(PRELOADED), timeout=ANSWER_S)
 
 

@@ -40,7 +40,13 @@ SCHEME = {
         "group_0": {
             "targets": ["Linear"],
             "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
-            "input_activations": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True},
+            "input_activations": {
+                "num_bits": 8,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "token",
+                "dynamic": True,
+            },
         }
     },
 }
@@ -83,7 +89,8 @@ class Pair:
         manifest = build_manifest(tensor_specs(items), BUCKET_BYTES)
         self.engine.pause()
         self.engine.in_workers(partial(begin, manifest))
-        unpacker, fed = BucketUnpacker(manifest), []
+        fed: list[NamedTensors] = []
+        unpacker = BucketUnpacker(manifest)
         for index, bucket in enumerate(manifest.buckets):
             buffer = fresh_buffer(bucket)
             pack_bucket(bucket, manifest, tensors=dict(items), out=buffer)
@@ -150,7 +157,7 @@ def test_after_an_abort_a_whole_refit_is_bit_for_bit_a_fresh_engine(pair: Pair) 
 @pytest.mark.parametrize("lacking", [".weight_scale", "layers.1.self_attn.k_proj.weight_scale", "k_proj.weight"])
 def test_a_layer_without_a_scale_or_a_part_is_not_served(pair: Pair, lacking: str) -> None:
     pair.feed(pair.begin([item for item in pair.trained if not item[0].endswith(lacking)]))
-    with pytest.raises(TransportError, match="has not all weights of model.layers"):
+    with pytest.raises(TransportError, match=r"has not all weights of model\.layers"):
         pair.finish()
     pair.roll_back()
     pair.feed(pair.begin(pair.trained))

@@ -121,8 +121,8 @@ class LinkFault:
         (up, down), (sender, receiver) = self.edge, self.members
         where = "while joining" if self.bucket < 0 else f"at bucket {self.bucket}"
         return (
-            f"nobody is condemned: the link from rank {up} ({sender}) to rank {down} ({receiver}) stalled {where}: "
-            f"{self.shown_by}, and nothing else speaks against either"
+            f"nobody is condemned (rule 5): the link from rank {up} ({sender}) to rank {down} ({receiver}) "
+            f"stalled {where}: {self.shown_by}, and nothing else speaks against either"
         )
 
 
@@ -138,7 +138,7 @@ class Unattributed:
 
     @property
     def sentence(self) -> str:
-        return f"nobody is condemned: {self.why}"
+        return f"nobody is condemned (rule 5): {self.why}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,6 @@ class NodeAgent:
     def fence(self, processes: tuple[ProcessId, ...], stacks: Path, timeout_s: float) -> Fenced:
         """Ask whoever of them runs for its stacks, kill all of them, and wait until each is gone."""
         left = end_with_stacks(processes, stacks, timeout_s=timeout_s)
-        self.tidy()
         return Fenced("by_epoch" if left else "gone")
 
     def note(self, processes: tuple[ProcessId, ...]) -> None:
@@ -119,6 +118,8 @@ class Fences:
         fenced = Fenced(self._how(member))
         if fenced.how == "gone":
             ray.kill(self._members[member])  # its processes are gone: now Ray knows too
+            for agent in self._agents.values():
+                agent.tidy.remote()  # looks at every process of its node, so nobody waits for it
         else:
             logger.error("fenced_by_epoch_only", extra={"member": str(member)})
         return fenced

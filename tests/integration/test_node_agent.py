@@ -21,7 +21,7 @@ from elastic_refit.core.ids import Member, ProcessId, ShardId
 from elastic_refit.core.messages import Fenced, FenceOrder
 from elastic_refit.processes import identify
 from tests.unit.test_shared_memory import mapper
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_while
 
 WAIT_S = 60.0
 SHARD = ShardId(0)
@@ -151,7 +151,11 @@ def test_an_agent_that_does_not_answer_has_proved_nothing_and_one_that_dies_come
 
 
 def test_shared_memory_of_a_member_that_was_killed_whole_is_removed_and_that_of_a_living_one_is_not(
-    agent: ActorHandle, node: str, tmp_path: Path
+    node: str,
+    agent: ActorHandle,
+    member: ActorHandle,
+    culprit: tuple[subprocess.Popen[bytes], ProcessId],
+    tmp_path: Path,
 ) -> None:
     dead, alive = (Path(f"/dev/shm/elastic-refit-agent-{os.getpid()}-{number}") for number in range(2))
     dead.write_bytes(bytes(4096))
@@ -162,8 +166,8 @@ def test_shared_memory_of_a_member_that_was_killed_whole_is_removed_and_that_of_
         first.kill()
         first.wait()
         assert dead.exists()
-        ray.get(agent.fence.remote((), tmp_path / "stacks", WAIT_S), timeout=WAIT_S)
-        assert not dead.exists()
+        assert fence(fences({node: agent}, member, tmp_path), culprit[1]) == [Fenced("gone")]
+        wait_while(dead.exists, WAIT_S)
         assert alive.exists()
         second.kill()
         second.wait()

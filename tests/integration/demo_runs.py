@@ -41,7 +41,8 @@ def started(*arguments: str, env: dict[str, str] | None = None) -> Iterator[tupl
     """The command running, and the mark of its processes. It is ended with the block, whatever happened."""
     mark = uuid.uuid4().hex
     environment = {**os.environ, **(env or {}), RUN_MARK: f"{os.environ.get(RUN_MARK, '')} {mark}"}
-    command = [sys.executable, "-m", "elastic_refit.cli", *arguments]
+    # A shell starts what it runs in the background with Ctrl-C ignored, and whatever that starts inherits it.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "elastic_refit.cli", *arguments]
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

@@ -39,9 +39,6 @@ class NodeAgent:
         self._segments: dict[tuple[ProcessId, ...], set[str]] = {}
         exit_when_orphaned()
 
-    def ready(self) -> None:
-        """Returns once the agent is up."""
-
     def fence(self, processes: tuple[ProcessId, ...], stacks: Path, timeout_s: float) -> Fenced:
         """Ask whoever of them runs for its stacks, kill all of them, and wait until each is gone."""
         left = end_with_stacks(processes, stacks, timeout_s=timeout_s)

@@ -28,8 +28,7 @@ def mapped_segments(processes: Iterable[ProcessId]) -> set[str]:
 def mapped_by(pids: Iterable[int]) -> set[str]:
     """As :func:`mapped_segments`; nothing of a process that is gone."""
     names = _names()
-    inodes = set().union(*map(_inodes, pids)) if names else set()
-    return {names[inode] for inode in inodes & names.keys()}
+    return {names[inode] for pid in pids for inode in _inodes(pid) if inode in names}
 
 
 def remove_abandoned(segments: set[str]) -> None:
@@ -45,8 +44,12 @@ def remove(segments: Iterable[str]) -> None:
 
 
 def _names() -> dict[int, str]:
-    with os.scandir(_FOLDER) as entries:
-        return {entry.inode(): entry.path for entry in entries}
+    """The named files by their inodes; none on a node without such a folder."""
+    try:
+        with os.scandir(_FOLDER) as entries:
+            return {entry.inode(): entry.path for entry in entries}
+    except FileNotFoundError:
+        return {}
 
 
 def _inodes(pid: int) -> set[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ __all__ = [
     "VLLM_OPTIONS",
     "Lab",
     "begin",
+    "carried",
     "feed",
     "finish",
     "logprob_gap",
@@ -110,13 +111,8 @@ class Lab:
 
     def feed(self, start: int, stop: int, manifest: Manifest | None = None) -> None:
         """Pack, unpack and feed buckets ``start..stop-1`` of the trainer's weights."""
-        layout = manifest or self.manifest
         weights = {name: parameter.detach() for name, parameter in self.trainer.named_parameters()}
-        fed: list[NamedTensors] = []
-        for index in range(start, stop):
-            buffer = fresh_buffer(layout.buckets[index])
-            pack_bucket(layout.buckets[index], layout, tensors=weights, out=buffer)
-            fed.append(self._unpacker.unpack(index, buffer))
+        fed = carried(weights, manifest or self.manifest, self._unpacker, range(start, stop))
         self.engine.in_workers(partial(feed, fed))
 
     def finish(self) -> None:
@@ -157,6 +153,18 @@ class Lab:
         assert inside, "no bucket ends inside a fused q/k/v: change the bucket size"
         early = 1 + next(n for n, bucket in enumerate(self.manifest.buckets) if bucket.pieces[-1].tensor > 0)
         return [early, inside[0], inside[-1], self.manifest.num_buckets - 1]
+
+
+def carried(
+    weights: Mapping[str, torch.Tensor], manifest: Manifest, unpacker: BucketUnpacker, buckets: Iterable[int]
+) -> list[NamedTensors]:
+    """What each of these buckets completes, after the way through bytes."""
+    fed: list[NamedTensors] = []
+    for index in buckets:
+        buffer = fresh_buffer(manifest.buckets[index])
+        pack_bucket(manifest.buckets[index], manifest, tensors=weights, out=buffer)
+        fed.append(unpacker.unpack(index, buffer))
+    return fed
 
 
 def logprob_gap(model: PreTrainedModel, samples: Sequence[Sample]) -> float:

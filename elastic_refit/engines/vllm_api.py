@@ -151,17 +151,19 @@ def _is_short(layer: torch.nn.Module, info: Any) -> bool:
     """Only linear layers must be full: elsewhere there is padding, or a scale that a checkpoint may lack."""
     if is_deferred_attention_layer(layer) or not info.load_numel_total:
         return False
-    if info.load_numel == 0 or not isinstance(layer, LinearBase):
-        return bool(info.load_numel == 0)
+    if info.load_numel == 0:
+        return True
+    if not isinstance(layer, LinearBase):
+        return False
     is_plain = isinstance(layer.quant_method, UnquantizedLinearMethod)
-    return bool(info.load_numel < info.load_numel_total) if is_plain else bool(_unfed_of_quantised(info))
+    return bool(info.load_numel < info.load_numel_total) if is_plain else _lacks_a_part(info)
 
 
-def _unfed_of_quantised(info: Any) -> set[str]:
-    """Parameters of a quantised linear layer that got fewer parts than its others: without a scale it is noise.
+def _lacks_a_part(info: Any) -> bool:
+    """Whether a parameter of a quantised linear layer got fewer parts than another: without a scale it is noise.
 
     What is about its inputs, or about the order of its columns, a checkpoint may leave out.
     """
     parts = Counter(name for name, _ in info.loaded_weights)
-    needed = {name for name in info.restore_metadata[0] if not name.startswith("input_") and "g_idx" not in name}
-    return {name for name in needed if parts[name] < max(parts.values())}
+    needed = [name for name in info.restore_metadata[0] if not name.startswith("input_") and "g_idx" not in name]
+    return any(parts[name] < max(parts.values()) for name in needed)

@@ -33,6 +33,7 @@ from elastic_refit.engines.update import UpdateLedger
 from elastic_refit.engines.vllm_terms import OWNER_VARIABLE, require_known
 from elastic_refit.errors import PlanMismatch, TransportError
 from elastic_refit.processes import exit_with
+from elastic_refit.transports.packing import dtype_name
 
 __all__ = [
     "BACKEND",
@@ -157,9 +158,8 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
         """
         pushed = {spec.dtype for spec in manifest.tensors}
         for dtype, where in vllm_api.quantised_dtypes(self.model).items():
-            name = str(dtype).removeprefix("torch.")
-            if name not in pushed:
-                raise PlanMismatch(f"{where} is {name}, and nothing that is pushed is: quantise it before")
+            if dtype_name(dtype) not in pushed:
+                raise PlanMismatch(f"{where} is {dtype_name(dtype)}, and nothing that is pushed is: quantise it before")
 
     def _repack_embeddings(self) -> None:
         """On CPU a tied output head multiplies by a packed copy of the embedding, which layerwise reload forgets.

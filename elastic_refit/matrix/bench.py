@@ -17,7 +17,7 @@ from elastic_refit.matrix.cells import Cell
 from elastic_refit.matrix.checks import judge
 from elastic_refit.matrix.lab import Lab, LabUnclean
 from elastic_refit.matrix.observation import Observation
-from elastic_refit.matrix.results import CellResult
+from elastic_refit.matrix.results import CellResult, broke
 from elastic_refit.matrix.shape import shape_of
 from elastic_refit.matrix.trial import observe
 
@@ -47,9 +47,7 @@ class Bench:
             logger.info("cell_broke", exc_info=True)
             said = str(error).strip().splitlines() or ["nothing"]
             why = f"it could not be carried out: {type(error).__name__}: {said[0]}"
-            seconds = {"cell": time.monotonic() - began_s}
-            faults, expected = cell.all_faults, cell.outcome
-            result = CellResult(cell.id, "failed", cell.state, faults, seconds=seconds, why=why, expected=expected)
+            result = broke(cell, why, time.monotonic() - began_s)
             self.close()
         else:
             self._clear_up(seen)

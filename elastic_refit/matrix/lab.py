@@ -114,6 +114,7 @@ class Lab:
 
     def close(self) -> list[str]:
         """End the fleet; returns what of it is still there."""
+        self._note_processes()
         self.fleet.close()
         deadline = time.monotonic() + _GONE_S
         while (left := self._left()) and time.monotonic() < deadline:

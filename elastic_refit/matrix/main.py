@@ -18,7 +18,7 @@ from elastic_refit.forking.workers import VLLM_MODULES, WORKER_MODULES
 from elastic_refit.matrix.cells import Cell
 from elastic_refit.matrix.display import Display
 from elastic_refit.matrix.grid import draw_grid, require_drawable
-from elastic_refit.matrix.results import CellResult, MatrixResult, not_run
+from elastic_refit.matrix.results import CellResult, MatrixResult, broke, not_run
 from elastic_refit.matrix.running import Watcher, run_cells
 from elastic_refit.matrix.shape import lab_deadlines
 from elastic_refit.matrix.validation import check_cells, why_not_run
@@ -64,7 +64,8 @@ def run_matrix(cells: Sequence[Cell], asked: Asked, console: Console) -> int:
         if to_run:
             result.left = _run(to_run, asked, watcher)
     done = {each.id for each in result.cells}
-    result.cells += [_without_result(cell) for cell in cells if cell.id not in done]
+    why_none = "the thread that ran it ended without a result"
+    result.cells += [broke(cell, why_none) for cell in cells if cell.id not in done]
     order = {cell.id: number for number, cell in enumerate(cells)}
     result.cells.sort(key=lambda each: order[each.id])
     return _conclude(result, asked, display)
@@ -79,11 +80,6 @@ def _run(cells: Sequence[Cell], asked: Asked, watcher: Watcher) -> list[str]:
             left, segments = run_cells(cells, Path(folder), jobs=asked.jobs, watcher=watcher)
     left += [f"pid {pid}" for pid in living_descendants(besides=children)]
     return left + [f"shared memory {segment}" for segment in sorted(segments) if Path(segment).exists()]
-
-
-def _without_result(cell: Cell) -> CellResult:
-    why = "the thread that ran it ended without a result"
-    return CellResult(cell.id, "failed", cell.state, cell.all_faults, why=why, expected=cell.outcome)
 
 
 def _check_outputs(asked: Asked) -> None:

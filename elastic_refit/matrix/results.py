@@ -74,6 +74,12 @@ def not_run(cell: Cell, why: str) -> CellResult:
     return CellResult(cell.id, "not_run", cell.state, cell.fault, why=why)
 
 
+def broke(cell: Cell, why: str, cell_s: float | None = None) -> CellResult:
+    """Of a cell of which nothing was seen, which is a failure; ``cell_s``: how long it was tried, in seconds."""
+    seconds = {} if cell_s is None else {"cell": cell_s}
+    return CellResult(cell.id, "failed", cell.state, cell.all_faults, seconds=seconds, why=why, expected=cell.outcome)
+
+
 @dataclass(frozen=True, slots=True)
 class TimeToRecover:
     """From the strike to the landed refit, over the recovered cells of one fault, in seconds."""

@@ -17,13 +17,13 @@ from elastic_refit.errors import PlanMismatch
 if TYPE_CHECKING:
     from elastic_refit.core.manifest import Bucket, Manifest, Piece
 
-__all__ = ["BucketUnpacker", "byte_view", "fresh_buffer", "pack_bucket", "tensor_specs"]
+__all__ = ["BucketUnpacker", "byte_view", "dtype_name", "fresh_buffer", "pack_bucket", "tensor_specs"]
 
 
 def tensor_specs(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> list[TensorSpec]:
     """What a manifest says of these tensors, in their order; reads no data, so ``meta`` tensors will do."""
     return [
-        TensorSpec(name, tuple(tensor.shape), _dtype_name(tensor), tensor.numel() * tensor.element_size())
+        TensorSpec(name, tuple(tensor.shape), dtype_name(tensor.dtype), tensor.numel() * tensor.element_size())
         for name, tensor in named_tensors
     ]
 
@@ -125,8 +125,9 @@ class BucketUnpacker:
         return spec.name, data.view(self._dtypes[number]).view(spec.shape)
 
 
-def _dtype_name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def dtype_name(dtype: torch.dtype) -> str:
+    """What a manifest calls it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _checked_dtype(spec: TensorSpec) -> torch.dtype:
@@ -143,8 +144,8 @@ def _checked_dtype(spec: TensorSpec) -> torch.dtype:
 
 def _source_bytes(spec: TensorSpec, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     tensor = tensors.get(spec.name)
-    if tensor is None or _dtype_name(tensor) != spec.dtype or tuple(tensor.shape) != spec.shape:
-        found = "nothing" if tensor is None else f"{_dtype_name(tensor)}{tuple(tensor.shape)}"
+    if tensor is None or dtype_name(tensor.dtype) != spec.dtype or tuple(tensor.shape) != spec.shape:
+        found = "nothing" if tensor is None else f"{dtype_name(tensor.dtype)}{tuple(tensor.shape)}"
         raise PlanMismatch(
             f"the manifest says {spec.name} is {spec.dtype}{spec.shape}; the sender holds {found}", tensor=spec.name
         )

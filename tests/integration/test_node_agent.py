@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.waiting import wait_until, wait_while
 
 WAIT_S = 60.0
 SHARD = ShardId(0)
+Culprit = tuple[subprocess.Popen[bytes], ProcessId]
 
 
 class Shard:
@@ -42,7 +43,7 @@ def node(ray_cluster: None) -> str:
 @pytest.fixture
 def agent(node: str) -> Iterator[ActorHandle]:
     agent = node_agent(node)
-    ray.get(agent.ready.remote(), timeout=WAIT_S)
+    ray.get(agent.tidy.remote(), timeout=WAIT_S)
     yield agent
     ray.kill(agent)
 
@@ -57,7 +58,7 @@ def member(node: str) -> Iterator[ActorHandle]:
 
 
 @pytest.fixture
-def culprit(node: str) -> Iterator[tuple[subprocess.Popen[bytes], ProcessId]]:
+def culprit(node: str) -> Iterator[Culprit]:
     """A stopped process, as one of the shard's."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     process.send_signal(signal.SIGSTOP)
@@ -69,15 +70,17 @@ def culprit(node: str) -> Iterator[tuple[subprocess.Popen[bytes], ProcessId]]:
 def answers(agent: ActorHandle) -> bool:
     """False for one that is just coming back."""
     try:
-        ray.get(agent.ready.remote(), timeout=WAIT_S)
+        ray.get(agent.tidy.remote(), timeout=WAIT_S)
     except RayActorError:
         return False
     return True
 
 
-def fences(agents: dict[str, ActorHandle], member: ActorHandle, folder: Path) -> Fences:
+@pytest.fixture
+def fences(node: str, agent: ActorHandle, member: ActorHandle, tmp_path: Path) -> Callable[[], Fences]:
+    """Those of one refit; the shard has an agent on this node alone."""
     members: dict[Member, ActorHandle] = {SHARD: member}
-    return Fences(agents, members, str(folder))
+    return lambda: Fences({node: agent}, members, str(tmp_path))
 
 
 def fence(made: Fences, *processes: ProcessId, timeout_s: float = WAIT_S) -> list[Fenced | None]:
@@ -91,55 +94,41 @@ def fence(made: Fences, *processes: ProcessId, timeout_s: float = WAIT_S) -> lis
     return answers
 
 
-def test_a_stopped_process_is_gone_when_the_agent_says_so(
-    node: str,
-    agent: ActorHandle,
-    member: ActorHandle,
-    culprit: tuple[subprocess.Popen[bytes], ProcessId],
-    tmp_path: Path,
-) -> None:
+def test_a_stopped_process_is_gone_when_the_agent_says_so(fences: Callable[[], Fences], culprit: Culprit) -> None:
     process, identity = culprit
-    made = fences({node: agent}, member, tmp_path)
+    made = fences()
     assert fence(made, identity) == [Fenced("gone")]
     assert process.wait(timeout=WAIT_S) == -signal.SIGKILL
     assert made.how() == {"shard[0]": "gone"}
 
 
 def test_a_process_on_a_node_without_an_agent_is_fenced_by_its_epoch_alone(
-    node: str,
-    agent: ActorHandle,
-    member: ActorHandle,
-    culprit: tuple[subprocess.Popen[bytes], ProcessId],
-    tmp_path: Path,
+    fences: Callable[[], Fences], member: ActorHandle, culprit: Culprit
 ) -> None:
     process, identity = culprit
     elsewhere = ProcessId("another node", 1, 1, 1)
-    made = fences({node: agent}, member, tmp_path)
+    made = fences()
     assert fence(made, identity, elsewhere) == [Fenced("by_epoch")]
     assert process.wait(timeout=WAIT_S) == -signal.SIGKILL, "what can be reached is ended all the same"
     ray.get(member.ready.remote(), timeout=WAIT_S)
 
 
 def test_who_never_said_what_it_consists_of_is_fenced_by_its_epoch_alone(
-    node: str, agent: ActorHandle, member: ActorHandle, tmp_path: Path
+    fences: Callable[[], Fences],
 ) -> None:
-    made = fences({node: agent}, member, tmp_path)
+    made = fences()
     assert fence(made) == []
     assert made.result(SHARD) == Fenced("by_epoch")
 
 
 def test_an_agent_that_does_not_answer_has_proved_nothing_and_one_that_dies_comes_back(
-    node: str,
-    agent: ActorHandle,
-    member: ActorHandle,
-    culprit: tuple[subprocess.Popen[bytes], ProcessId],
-    tmp_path: Path,
+    fences: Callable[[], Fences], agent: ActorHandle, culprit: Culprit
 ) -> None:
     process, identity = culprit
     asked: Any = agent.__ray_call__.remote(own_process)
     frozen: ProcessId = ray.get(asked, timeout=WAIT_S)
     os.kill(frozen.pid, signal.SIGSTOP)
-    made = fences({node: agent}, member, tmp_path)
+    made = fences()
     (call,) = made.begin(SHARD, FenceOrder(1, (identity,), "it is silent"), timeout_s=WAIT_S)
     assert made.how() == {"shard[0]": "by_epoch"}
     assert process.poll() is None
@@ -147,15 +136,11 @@ def test_an_agent_that_does_not_answer_has_proved_nothing_and_one_that_dies_come
     ray.wait([call], timeout=WAIT_S)
     assert made.take(SHARD, call) == Fenced("by_epoch")
     wait_until(lambda: answers(agent), WAIT_S)
-    assert fence(fences({node: agent}, member, tmp_path), identity) == [Fenced("gone")]
+    assert fence(fences(), identity) == [Fenced("gone")]
 
 
 def test_shared_memory_of_a_member_that_was_killed_whole_is_removed_and_that_of_a_living_one_is_not(
-    node: str,
-    agent: ActorHandle,
-    member: ActorHandle,
-    culprit: tuple[subprocess.Popen[bytes], ProcessId],
-    tmp_path: Path,
+    fences: Callable[[], Fences], node: str, agent: ActorHandle, culprit: Culprit
 ) -> None:
     dead, alive = (Path(f"/dev/shm/elastic-refit-agent-{os.getpid()}-{number}") for number in range(2))
     dead.write_bytes(bytes(4096))
@@ -166,7 +151,7 @@ def test_shared_memory_of_a_member_that_was_killed_whole_is_removed_and_that_of_
         first.kill()
         first.wait()
         assert dead.exists()
-        assert fence(fences({node: agent}, member, tmp_path), culprit[1]) == [Fenced("gone")]
+        assert fence(fences(), culprit[1]) == [Fenced("gone")]
         wait_while(dead.exists, WAIT_S)
         assert alive.exists()
         second.kill()

@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")]
 
-LOADS_S, GONE_S = 300.0, 20.0
+GONE_S = 20.0
 OWNER = """
 import sys
 from elastic_refit.engines.base import Hosting

@@ -24,8 +24,8 @@ from elastic_refit.engines.checkpoint import layer_order
 from elastic_refit.engines.registry import build_engine
 from elastic_refit.errors import PlanMismatch, TransportError
 from elastic_refit.transports.base import NamedTensors
-from elastic_refit.transports.packing import BucketUnpacker, fresh_buffer, pack_bucket, tensor_specs
-from tests.engine_lab import BUCKET_BYTES, INLINE, PROMPTS, VLLM_OPTIONS, begin, feed, finish, rollback
+from elastic_refit.transports.packing import BucketUnpacker, tensor_specs
+from tests.engine_lab import BUCKET_BYTES, INLINE, PROMPTS, VLLM_OPTIONS, begin, carried, feed, finish, rollback
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")]
 
@@ -89,13 +89,7 @@ class Pair:
         manifest = build_manifest(tensor_specs(items), BUCKET_BYTES)
         self.engine.pause()
         self.engine.in_workers(partial(begin, manifest))
-        fed: list[NamedTensors] = []
-        unpacker = BucketUnpacker(manifest)
-        for index, bucket in enumerate(manifest.buckets):
-            buffer = fresh_buffer(bucket)
-            pack_bucket(bucket, manifest, tensors=dict(items), out=buffer)
-            fed.append(unpacker.unpack(index, buffer))
-        return fed
+        return carried(dict(items), manifest, BucketUnpacker(manifest), range(manifest.num_buckets))
 
     def feed(self, fed: Sequence[NamedTensors]) -> None:
         self.engine.in_workers(partial(feed, fed))

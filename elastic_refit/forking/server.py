@@ -11,6 +11,7 @@ import json
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -40,6 +41,8 @@ class Wanted:
 def main(address: str, modules: list[str]) -> None:
     """Import ``modules``, then serve at the socket ``address`` until standard input is closed.
 
+    The socket is in a folder of its own, which is removed with it.
+
     Raises:
         ImportError: one of them cannot be imported, or imports Ray, which reads a worker's variables when imported.
     """
@@ -49,7 +52,9 @@ def main(address: str, modules: list[str]) -> None:
             raise ImportError(f"{module} imports ray, which a worker must do for itself")
     gc.freeze()
     wanted = _serve(address)
-    if wanted is not None:
+    if wanted is None:
+        shutil.rmtree(Path(address).parent, ignore_errors=True)  # the one who made it may have been killed
+    else:
         _become(wanted)
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,7 +19,7 @@ from ray.exceptions import ActorDiedError
 
 from elastic_refit.forking import launch
 from elastic_refit.forking.workers import forked_workers
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_while
 
 PRELOADED = "tabnanny"
 """A module of the standard library that nothing else imports."""
@@ -133,3 +134,23 @@ def test_a_module_that_imports_ray_is_refused(capfd: pytest.CaptureFixture[str])
     with pytest.raises(OSError, match="ended at once"), forked_workers("elastic_refit.actors.ledger"):
         pass
     assert "which a worker must do for itself" in capfd.readouterr().err
+
+
+def test_the_server_of_a_process_that_was_killed_ends_and_leaves_no_socket() -> None:
+    owner = f"""
+import os, sys
+from elastic_refit.forking.workers import forked_workers
+with forked_workers({PRELOADED!r}):
+    print(os.environ[{launch.ADDRESS_VARIABLE!r}], flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", owner], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip()).parent
+        (server,) = psutil.Process(process.pid).children()
+        assert folder.is_dir()
+        process.kill()
+        server.wait(ANSWER_S)
+        wait_while(folder.exists, ANSWER_S)

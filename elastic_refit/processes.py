@@ -11,7 +11,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -229,7 +229,19 @@ def end_all(find: Callable[[], Iterable[psutil.Process]], *, timeout_s: float) -
             return [process.pid for process in living]
         for process in living:
             _kill(process)
-        psutil.wait_procs(living, timeout=min(1.0, max(0.0, deadline - time.monotonic())))
+        _wait_until_gone(living, deadline)
+
+
+def _wait_until_gone(processes: Sequence[psutil.Process], deadline: float) -> None:
+    """Those of this process are reaped; others become zombies, which whoever has inherited them may never reap."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(process.pid)
+            try:
+                _ended(handle, deadline)
+            finally:
+                os.close(handle)
+    psutil.wait_procs(processes, timeout=0)
 
 
 def living_descendants(*, besides: Collection[int] = ()) -> list[int]:
@@ -248,7 +260,7 @@ def _descendants(besides: Collection[int]) -> Iterator[psutil.Process]:
 def is_living(process: psutil.Process) -> bool:
     """Whether it is there, and no zombie: orphans that a subreaper has inherited stay as such until it ends."""
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

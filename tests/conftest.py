@@ -15,6 +15,8 @@ import hypothesis
 import psutil
 import pytest
 
+from elastic_refit.processes import is_living
+
 RUN_MARK = "ELASTIC_REFIT_TEST_RUN"
 LONGEST_FIRST = ("vllm", "integration", "contract", "model", "property")
 leftovers = pytest.StashKey[list[str]]()
@@ -57,6 +59,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     started = list(processes_of(session.config.stash[run_id]))
     _, alive = psutil.wait_procs(started, timeout=float(session.config.getini("settle_s")))
+    alive = [process for process in alive if is_living(process)]
     session.config.stash[leftovers] = [describe(process) for process in alive]
     for process in alive:
         process.kill()
@@ -80,7 +83,7 @@ def processes_of(mark: str) -> Iterator[psutil.Process]:
     """Every live process that was started with ``mark``; multiprocessing's own tracker ends with this process."""
     for process in psutil.process_iter():
         try:
-            if mark not in marks_in(process.environ()) or process.status() == psutil.STATUS_ZOMBIE:
+            if mark not in marks_in(process.environ()) or not is_living(process):
                 continue
             if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
                 yield process

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from elastic_refit.processes import is_living
 from tests.waiting import wait_until
 
 CONFTEST = Path(__file__).with_name("conftest.py")
@@ -39,7 +40,7 @@ def run_pytest(folder: Path, test: str) -> subprocess.CompletedProcess[str]:
 
 
 def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return not psutil.pid_exists(pid) or not is_living(psutil.Process(pid))
 
 
 def test_a_run_that_leaves_an_orphan_ends_it_and_fails(tmp_path: Path) -> None:

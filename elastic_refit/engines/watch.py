@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import psutil
 
 from elastic_refit.errors import ShardDied
+from elastic_refit.processes import end_all
 
 __all__ = ["DeathWatch", "end_processes", "engine_processes"]
 
@@ -30,11 +31,8 @@ def engine_processes() -> tuple[int, ...]:
 
 def end_processes(pids: Sequence[int], *, timeout_s: float) -> None:
     """SIGKILL what is left of ``pids``, children of this process or theirs, and wait until it is gone."""
-    living = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    for process in living:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(living, timeout=timeout_s)
+    left = [process for process in psutil.process_iter() if process.pid in pids]
+    end_all(lambda: left, timeout_s=timeout_s)
 
 
 def _is_tracker(process: psutil.Process) -> bool:

@@ -19,6 +19,7 @@ from ray.exceptions import ActorDiedError
 
 from elastic_refit.forking import launch
 from elastic_refit.forking.workers import forked_workers
+from elastic_refit.processes import is_living
 from tests.waiting import wait_until, wait_while
 
 PRELOADED = "tabnanny"
@@ -98,7 +99,7 @@ def test_the_raylet_ends_what_a_killed_fork_has_started_as_it_would_otherwise() 
     (pid,) = ray.get([one.start_child.remote()], timeout=ANSWER_S)
     child = psutil.Process(pid)
     os.kill(_pid(one), signal.SIGKILL)
-    child.wait(ANSWER_S)
+    wait_while(lambda: is_living(child), ANSWER_S)
 
 
 @pytest.mark.usefixtures("forking_cluster")
@@ -140,6 +141,7 @@ def test_the_server_of_a_process_that_was_killed_ends_and_leaves_no_socket() -> 
     owner = f"""
 import os, sys
 from elastic_refit.forking.workers import forked_workers
+from elastic_refit.processes import is_living
 with forked_workers({PRELOADED!r}):
     print(os.environ[{launch.ADDRESS_VARIABLE!r}], flush=True)
     sys.stdin.read()
@@ -152,5 +154,5 @@ with forked_workers({PRELOADED!r}):
         (server,) = psutil.Process(process.pid).children()
         assert folder.is_dir()
         process.kill()
-        server.wait(ANSWER_S)
+        wait_while(lambda: is_living(server), ANSWER_S)
         wait_while(folder.exists, ANSWER_S)

@@ -10,6 +10,7 @@ import sys
 import psutil
 import pytest
 
+from elastic_refit.processes import is_living
 from tests.waiting import wait_until, wait_while
 
 pytestmark = pytest.mark.faults
@@ -39,7 +40,7 @@ def _start() -> tuple[subprocess.Popen[str], list[psutil.Process]]:
 
 
 def _living(processes: list[psutil.Process]) -> list[int]:
-    return [each.pid for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    return [each.pid for each in processes if is_living(each)]
 
 
 def test_a_killed_process_takes_along_what_it_started_the_frozen_and_the_detached_too() -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from elastic_refit.processes import end_descendants, identify, kill_proved, wait_until_running
+from elastic_refit.processes import end_descendants, identify, is_living, kill_proved, wait_until_running
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.faults
@@ -62,7 +62,7 @@ def test_descendants_end_with_their_own_children_and_others_are_spared(sleeper: 
         child = wait_until(lambda: psutil.Process(parent.pid).children(), timeout_s=10)[0]
         spared = [each.pid for each in psutil.Process().children() if each.pid != parent.pid]
         assert end_descendants(timeout_s=10, besides=spared) == []
-        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+        assert not is_living(child)
     assert sleeper.poll() is None
 
 

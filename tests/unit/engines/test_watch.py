@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -64,3 +65,23 @@ def test_the_processes_of_an_engine_are_all_that_descend_from_this_one(child: su
     end_processes([child.pid], timeout_s=WAIT_S)
     assert child.pid not in engine_processes()
     end_processes([child.pid], timeout_s=WAIT_S)
+
+
+NEGLIGENT = """
+import ctypes, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER (prctl(2))
+spawn = "sleep 600 >/dev/null 2>&1 & echo $!"
+print(int(subprocess.run(["sh", "-c", spawn], capture_output=True, check=True).stdout), flush=True)
+sys.stdin.read()
+"""
+"""Inherits a process, and never reaps it."""
+
+
+def test_who_was_inherited_and_is_never_reaped_is_gone_all_the_same() -> None:
+    with subprocess.Popen([sys.executable, "-c", NEGLIGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        orphan = psutil.Process(int(parent.stdout.readline()))
+        end_processes([orphan.pid], timeout_s=3600.0)
+        assert orphan.status() == psutil.STATUS_ZOMBIE
+        assert parent.stdin is not None
+        parent.stdin.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +14,7 @@ import pytest
 from elastic_refit.engines.base import Hosting, PauseMode, Sample, SamplingSpec, WeightReceiver
 from elastic_refit.engines.vllm_process import VllmProcessEngine
 from elastic_refit.errors import ShardDied, ShardError
+from elastic_refit.processes import is_living
 from tests.engine_lab import EXACT, Lab, logprob_gap
 from tests.engine_suite import *  # noqa: F403 - every test of the suite is one of this module
 from tests.waiting import wait_until
@@ -149,9 +149,10 @@ def test_the_death_of_one_rank_is_noticed_in_flight_and_nobody_is_left(lab: Lab,
     lab.engine.pause()
     waiting = threads.submit(lab.sample)
     blocked = threads.submit(lab.engine.in_workers, block)
-    core, victim = engine.pids()[1], engine.pids()[-1]
-    assert psutil.Process(core).ppid() == os.getpid()
-    os.kill(victim, signal.SIGKILL)
+    processes = [psutil.Process(pid) for pid in engine.pids()[1:]]
+    core, victim = processes[0], processes[-1]
+    assert core.ppid() == os.getpid()
+    victim.kill()
     for call in (blocked, waiting):
         with pytest.raises(ShardDied):
             call.result(timeout=20)
@@ -159,4 +160,4 @@ def test_the_death_of_one_rank_is_noticed_in_flight_and_nobody_is_left(lab: Lab,
     lab.engine.close()
     with pytest.raises(ShardError, match="closed"):
         lab.sample()
-    assert not any(psutil.pid_exists(pid) for pid in engine.pids()[1:])
+    assert not any(map(is_living, processes))

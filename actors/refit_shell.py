@@ -38,7 +38,6 @@ from elastic_refit.core.refit_state import (
     Record,
     RefitState,
     RoundTimedOut,
-    StallSeen,
     StartTimer,
 )
 from elastic_refit.incident import IncidentClock
@@ -77,7 +76,7 @@ class RefitShell:
         self._members = members
         self._record = record
         self._channel = channel
-        self._stall = StallWatch(channel.heard, state.policy.deadlines.stall_s)
+        self._stall = StallWatch(channel.heard, state.policy.deadlines)
         self._pending: dict[ray.ObjectRef, _Pending] = {}
         self._timers: list[tuple[float, int]] = []
         self._events: deque[Event] = deque()
@@ -145,9 +144,9 @@ class RefitShell:
         """Add the next events: every answer that is there comes before a deadline that may have passed meanwhile."""
         now = time.monotonic()
         due = self._timers[0][0] if self._timers else now
-        stall_at, watched = self._stall.due(self.state.epoch) or (due, None)
+        look_at = self._stall.due(self.state.epoch)
         refs = list(self._pending)
-        patience_s = max(0.0, min(due, stall_at) - now)
+        patience_s = max(0.0, (due if look_at is None else min(due, look_at)) - now)
         ready, _ = ray.wait(refs, num_returns=1, timeout=patience_s) if refs else ([], refs)
         if ready:
             ready, _ = ray.wait(refs, num_returns=min(len(refs), _DRAIN), timeout=0)
@@ -156,8 +155,8 @@ class RefitShell:
             _, token = heapq.heappop(self._timers)
             now = time.monotonic()
             self._events.append(RoundTimedOut(token, now - due, self._stall.beacons(self._members, now)))
-        elif watched is not None and stall_at <= now:
-            self._events.append(StallSeen(watched))
+        elif look_at is not None and look_at <= now:
+            self._events.append(self._stall.look(self.state.epoch, now))
 
     def _event_of(self, ref: ray.ObjectRef) -> Event | None:
         call = self._pending.pop(ref)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from elastic_refit.control.host import Heard
+from elastic_refit.core.deadlines import Deadlines
 from elastic_refit.core.evidence import Beacon
 from elastic_refit.core.ids import Member
-from elastic_refit.core.refit_state import Running
+from elastic_refit.core.refit_state import Running, StallSeen
 from elastic_refit.core.refit_turn import WATCHED
 from elastic_refit.ranks import furthest_behind, member_of
 
@@ -16,23 +18,46 @@ __all__ = ["StallWatch"]
 
 
 class StallWatch:
-    """Tells when ``stall_s`` will have passed since the last move of anybody, by what is ``heard``.
+    """Tells when to look why nobody moves, by what is ``heard``: early, and again once it is a stall.
 
-    ``now`` is seconds of the clock by which the beacons were heard. A stall that was looked into is one again only
-    ``stall_s`` after the look.
+    ``now`` is seconds of the clock by which the beacons were heard. ``look_s`` and ``stall_s`` count from the last move
+    of anybody, or from the last look that took place at a stall.
     """
 
-    def __init__(self, heard: Callable[[], Mapping[str, Heard]], stall_s: float) -> None:
+    def __init__(self, heard: Callable[[], Mapping[str, Heard]], limits: Deadlines) -> None:
         self._heard = heard
-        self._stall_s = stall_s
+        self._limits = limits
         self._token: int | None = None
+        self._round: int | None = None
         self._since = 0.0
+        self._early_at = -math.inf
 
     def follow(self, running: Running | None, now: float) -> None:
         """Take in where the refit is after a step of the protocol."""
-        token = running.round.token if running is not None and running.round.op in WATCHED else None
-        if token != self._token:
-            self._token, self._since = token, now
+        self._token = running.round.token if running is not None and running.round.op in WATCHED else None
+        if self._token is not None and self._token != self._round:
+            self._round, self._since = self._token, now
+
+    def due(self, epoch: int) -> float | None:
+        """When to look unless somebody moves; None if nothing is to be watched."""
+        if self._token is None:
+            return None
+        moved = self._moved(epoch)
+        return moved + (self._limits.look_s if self._early_at < moved else self._limits.stall_s)
+
+    def look(self, epoch: int, now: float) -> StallSeen:
+        """The look that is due."""
+        assert self._token is not None, "nothing is watched"
+        is_early = self._early_at < self._moved(epoch)
+        if is_early:
+            self._early_at = now
+        else:
+            self._since = now
+        return StallSeen(self._token, is_early)
+
+    def _moved(self, epoch: int) -> float:
+        ticks = (each.at_s - each.beacon.tick_age_s for each in self._heard().values() if each.beacon.epoch == epoch)
+        return max((self._since, *ticks))
 
     def beacons(self, members: Iterable[Member], now: float) -> dict[Member, tuple[Beacon, float]]:
         """The last beacon of each member that sent one, as if it had not moved since, and the seconds since.
@@ -49,10 +74,3 @@ class StallWatch:
             for member in members
             if (ranks := heard.get(str(member)))
         }
-
-    def due(self, epoch: int) -> tuple[float, int] | None:
-        """When it will be a stall unless somebody moves, and the round's token; None if nothing is to be watched."""
-        if self._token is None:
-            return None
-        moved = (each.at_s - each.beacon.tick_age_s for each in self._heard().values() if each.beacon.epoch == epoch)
-        return max((self._since, *moved)) + self._stall_s, self._token

@@ -37,6 +37,9 @@ _COVERS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 """Each limit, what it must cover, and why."""
 
 
+_EARLIEST_LOOK = 0.25
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
     """Every limit of one refit, in seconds.
@@ -48,7 +51,7 @@ class Deadlines:
     ping_s: float
     """A ping's answer; a beacon that is younger counts as an answer."""
     stall_s: float
-    """Time without progress in the whole group after which evidence is gathered."""
+    """Time without progress in the whole group that is a stall."""
     evidence_s: float
     """The evidence round, from the first testimony to the verdict."""
     fence_s: float
@@ -79,6 +82,14 @@ class Deadlines:
     """One call to the ledger, its retries included."""
     coordinator_restart_s: float
     """A coordinator that died is back and has read the journal."""
+
+    @property
+    def look_s(self) -> float:
+        """Time without progress after which everybody is pinged: who is silent is so for ``ping_s`` when it is a stall.
+
+        Never at once, so that one slow bucket has nobody asked.
+        """
+        return max(self.stall_s - self.ping_s, _EARLIEST_LOOK * self.stall_s)
 
     @property
     def reaction_s(self) -> float:

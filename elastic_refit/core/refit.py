@@ -214,28 +214,26 @@ class _Protocol(Turn):
             case Op.PROBE:
                 self._probed(event.observer_late_s)
             case Op.PING:
-                self._miss(current.waiting, event)
-                self._weigh(event.observer_late_s, final=True)
+                self._time_is_up(event)
             case Op.SETTLE:
                 self._settled(event.observer_late_s)
             case _:
                 self.round_done()
         return None
 
-    def _miss(self, members: Iterable[Member], event: RoundTimedOut) -> None:
-        """They have not answered; a beacon that came by itself is a sign of life too, and says how far one is."""
-        for member in members:
-            self.know(member, answered_ping=False)
-            if member in event.beacons:
-                beacon, age_s = event.beacons[member]
-                self.know(member, beacon=beacon, beacon_age_s=age_s)
+    def _time_is_up(self, event: RoundTimedOut) -> None:
+        """What looked like a stall and was none says nothing of who was silent meanwhile."""
+        if self.running.is_early and self.has_moved(event):
+            return self.resume()
+        self.missed(event)
+        return self._weigh(event.observer_late_s, final=True)
 
     def stall_seen(self, event: StallSeen) -> None:
         """Ask everybody, and disturb nobody: the attempt goes on, and may end well meanwhile."""
         current = self.running.round
         if event.token != current.token or current.op not in WATCHED:
             return self.ignore(f"round {event.token} is over, or not one in which all wait for each other")
-        self.change(stalled=current)
+        self.change(stalled=current, is_early=event.is_early)
         orders = dict.fromkeys(self.members, PingOrder(self.state.epoch))
         return self.open_round(Op.PING, orders, seconds=self.state.policy.deadlines.ping_s)
 
@@ -358,6 +356,8 @@ class _Protocol(Turn):
         run = self.running
         if run.round.waiting and not final:
             return None
+        if run.is_early and not final:
+            return self.resume()
         judgement = judge(self.state.policy, run, self.group, late_s)
         if run.stalled is not None:
             return self._looked(judgement)

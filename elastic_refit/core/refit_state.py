@@ -144,7 +144,8 @@ class Running:
 
     ``first_token`` is that of its first round: what carries a lower one belongs to an earlier refit. ``interrupted`` is
     the round of the attempt that an incident broke off; its answers, while they still come, are evidence.
-    ``stalled`` is one that goes on while everybody is asked why nothing moves. ``evidence`` is what is known about each
+    ``stalled`` is one that goes on while everybody is asked why nothing moves; ``is_early`` if it was asked before that
+    was a stall, so that only silence counts, and only once it is one. ``evidence`` is what is known about each
     member since the attempt began, ``settled`` what the abort order was answered with.
     ``findings`` are the shards that were condemned. ``ending`` is set once the refit can only be wound up.
     """
@@ -155,6 +156,7 @@ class Running:
     first_token: int = 0
     interrupted: Round | None = None
     stalled: Round | None = None
+    is_early: bool = False
     membership: Membership | None = None
     is_opened: bool = False
     manifest: Manifest | None = None
@@ -234,9 +236,13 @@ class RoundTimedOut:
 
 @dataclass(frozen=True, slots=True)
 class StallSeen:
-    """Nobody has moved for ``stall_s`` in round ``token``. No evidence against anybody: a reason to look."""
+    """Nobody has moved for ``stall_s`` in round ``token``. No evidence against anybody: a reason to look.
+
+    ``is_early``: not for ``stall_s`` yet, but it will be by the time that a ping may take.
+    """
 
     token: int
+    is_early: bool = False
 
 
 Event = RefitRequested | Answered | Died | RoundTimedOut | StallSeen

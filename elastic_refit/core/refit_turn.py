@@ -21,6 +21,7 @@ from elastic_refit.core.refit_state import (
     Record,
     RefitState,
     Round,
+    RoundTimedOut,
     Running,
     StartTimer,
 )
@@ -73,6 +74,19 @@ class Turn(ABC):
         ranks = self._ranks(member)
         known = self.running.evidence.get(member) or MemberEvidence(member, ranks.start, width=len(ranks))
         self.change(evidence={**self.running.evidence, member: replace(known, **facts)})
+
+    def missed(self, event: RoundTimedOut) -> None:
+        """Who was asked has not answered; a beacon that came by itself is a sign of life, and says how far one is."""
+        for member in self.running.round.waiting:
+            self.know(member, answered_ping=False)
+            if member in event.beacons:
+                beacon, age_s = event.beacons[member]
+                self.know(member, beacon=beacon, beacon_age_s=age_s)
+
+    def has_moved(self, event: RoundTimedOut) -> bool:
+        """Whether anybody has in the time that a ping may take."""
+        epoch, limit_s = self.state.epoch, self.state.policy.deadlines.ping_s
+        return any(beacon.epoch == epoch and beacon.tick_age_s < limit_s for beacon, _ in event.beacons.values())
 
     def _ranks(self, member: Member) -> range:
         group = self.running.membership
@@ -148,7 +162,7 @@ class Turn(ABC):
         """Look no longer why nothing moves; the attempt's round, if one seemed stalled, is the present one again."""
         stalled = self.running.stalled
         if stalled is not None:
-            self.change(round=stalled, stalled=None)
+            self.change(round=stalled, stalled=None, is_early=False)
 
     def may_ask_again(self) -> bool:
         return self.running.round.asks < self.state.policy.max_asks

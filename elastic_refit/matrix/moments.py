@@ -48,7 +48,7 @@ class Moments:
             case "before_stall":
                 return 0.5 * limits.stall_s
             case "in_evidence":
-                return limits.stall_s + 0.5 * limits.ping_s
+                return limits.look_s + 0.5 * limits.ping_s
             case "after_stall":
                 return limits.stall_s + 2 * limits.ping_s
             case _:

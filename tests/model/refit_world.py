@@ -214,6 +214,7 @@ def moves(world: World) -> Iterator[Move]:
     if world.budget.stalls and run.round.op in WATCHED:
         budget = world.budget._replace(stalls=world.budget.stalls - 1)
         yield Move("stall", StallSeen(run.round.token), {"budget": budget})
+        yield Move("nearly a stall", StallSeen(run.round.token, is_early=True), {"budget": budget})
     yield from _losses(world)
     yield from _deadlines(world)
 
@@ -243,6 +244,9 @@ def _deadlines(world: World) -> Iterator[Move]:
         late_s = (0.0, LATE_S) if world.scenario.has_late_observer and timed.op in ASKED_TWICE else (0.0,)
         for seconds in late_s:
             yield Move(f"{timed.op} over, {seconds:g} s late", RoundTimedOut(timed.token, seconds), {"budget": budget})
+        if world.running.is_early and timed is world.running.round:
+            moved: dict[Member, tuple[Beacon, float]] = {TrainerId(0): (Beacon(world.machine.epoch), 0.0)}
+            yield Move("no stall after all", RoundTimedOut(timed.token, beacons=moved), {"budget": budget})
 
 
 def _requests(world: World) -> Iterator[Move]:
@@ -496,6 +500,7 @@ def _check(world: World, commands: tuple[Command, ...]) -> None:
     seen = world.seen
     assert run.round.token == (seen.attempt_token if run.round.op in ATTEMPT else seen.token), "it has no timer"
     assert run.stalled is None or (run.round.op is Op.PING and run.stalled.waiting), "a look at what is over"
+    assert run.stalled or not run.is_early
     assert run.round.waiting or run.round.op in (Op.WAIT, Op.PING), "a round that waits for nobody"
     assert run.recoveries <= machine.policy.max_recoveries
     condemned = {finding.member for finding in run.findings}
@@ -564,7 +569,7 @@ def _machine_key(machine: RefitState) -> tuple[Any, ...]:
         run.version,
         (current.op, current.waiting, len(current.answers), current.asks),
         interrupted and (interrupted.op, interrupted.waiting),
-        run.stalled and (run.stalled.op, run.stalled.waiting, len(run.stalled.answers)),
+        run.stalled and (run.stalled.op, run.stalled.waiting, len(run.stalled.answers), run.is_early),
         run.membership and run.membership.epoch,
         run.fleet.present,
         run.manifest is None,

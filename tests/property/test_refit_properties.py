@@ -122,7 +122,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(Answered, st.sampled_from(Op), EPOCHS, MEMBERS, ANSWERS, TOKENS),
     st.builds(Died, MEMBERS, st.just("exit")),
     st.builds(RoundTimedOut, st.integers(-1, 12), st.sampled_from([0.0, LIMITS.ping_s])),
-    st.builds(StallSeen, st.integers(-1, 12)),
+    st.builds(StallSeen, st.integers(-1, 12), st.booleans()),
     st.builds(
         RefitRequested,
         st.integers(1, 3),
@@ -182,7 +182,7 @@ def _aimed(odd: Event, state: RefitState) -> tuple[Event, ...]:
     """The same answer, from somebody who is asked just now, to what is asked; or the same stall, of this round."""
     run = state.running
     if run is not None and isinstance(odd, StallSeen):
-        return (StallSeen(run.round.token),)
+        return (StallSeen(run.round.token, odd.is_early),)
     if run is None or not isinstance(odd, Answered) or not run.round.waiting:
         return ()
     return (Answered(run.round.op, state.epoch, min(run.round.waiting, key=str), odd.answer, run.round.token),)

@@ -11,11 +11,13 @@ from elastic_refit.control.stall import StallWatch
 from elastic_refit.core.evidence import Beacon
 from elastic_refit.core.ids import ShardId
 from elastic_refit.core.messages import Op
-from elastic_refit.core.refit_state import Fleet, Round, Running
+from elastic_refit.core.refit_state import Fleet, Round, Running, StallSeen
+from tests.chains import LIMITS
 
-STALL_S = 3.0
+LIMITS = replace(LIMITS, stall_s=3.0, ping_s=2.0)
 EPOCH = 4
 RUN = Running(1, Fleet(1, (1,), frozenset()), Round(Op.TRANSFER, 7, frozenset()))
+LOOKING = replace(RUN, round=Round(Op.PING, 8, frozenset()), stalled=RUN.round)
 
 
 class Group:
@@ -23,28 +25,62 @@ class Group:
 
     def __init__(self) -> None:
         self.heard: dict[str, Heard] = {}
-        self.watch = StallWatch(lambda: self.heard, STALL_S)
+        self.watch = StallWatch(lambda: self.heard, LIMITS)
         self.watch.follow(RUN, 10.0)
 
     def hear(self, name: str, at_s: float, *, tick_age_s: float, epoch: int = EPOCH) -> None:
         self.heard[name] = Heard(Beacon(epoch, tick_age_s=tick_age_s), at_s)
 
+    def look(self, until: float) -> StallSeen:
+        """The look that is due, which names nobody and lasts ``until`` then."""
+        due = self.watch.due(EPOCH)
+        assert due is not None
+        seen = self.watch.look(EPOCH, due)
+        self.watch.follow(LOOKING, due)
+        assert self.watch.due(EPOCH) is None, "it is being looked"
+        self.watch.follow(RUN, until)
+        return seen
 
-def test_it_is_a_stall_only_once_nobody_has_moved_for_long_enough() -> None:
+
+def test_it_is_looked_only_once_nobody_has_moved_for_long_enough() -> None:
     group = Group()
-    assert group.watch.due(EPOCH) == (13.0, 7)
+    assert group.watch.due(EPOCH) == 11.0
     group.hear("shard[0]", 12.0, tick_age_s=0.5)
     group.hear("shard[1]", 14.0, tick_age_s=9.0)
-    assert group.watch.due(EPOCH) == (14.5, 7)
+    assert group.watch.due(EPOCH) == 12.5
     group.hear("shard[1]", 15.0, tick_age_s=0.0)
-    assert group.watch.due(EPOCH) == (18.0, 7)
+    assert group.watch.due(EPOCH) == 16.0
 
 
 def test_moves_of_another_epoch_and_from_before_the_round_count_for_nothing() -> None:
     group = Group()
     group.hear("shard[0]", 12.0, tick_age_s=0.0, epoch=EPOCH - 1)
     group.hear("shard[1]", 12.0, tick_age_s=5.0)
-    assert group.watch.due(EPOCH) == (13.0, 7)
+    assert group.watch.due(EPOCH) == 11.0
+
+
+def test_a_silence_that_began_with_the_last_move_is_as_long_as_a_ping_may_take_when_it_is_a_stall() -> None:
+    assert LIMITS.look_s + LIMITS.ping_s == LIMITS.stall_s
+    assert replace(LIMITS, ping_s=LIMITS.stall_s).look_s == 0.25 * LIMITS.stall_s, "but nobody is asked at once"
+
+
+def test_it_is_looked_early_then_at_the_stall_and_then_as_if_somebody_had_moved() -> None:
+    group = Group()
+    assert group.look(until=11.1) == StallSeen(7, is_early=True)
+    assert group.watch.due(EPOCH) == 13.0
+    assert group.look(until=14.0) == StallSeen(7)
+    assert group.watch.due(EPOCH) == 14.0
+    assert group.look(until=14.1) == StallSeen(7, is_early=True)
+    assert group.watch.due(EPOCH) == 16.0
+
+
+def test_whoever_moves_after_an_early_look_puts_off_the_next_which_is_early_again() -> None:
+    group = Group()
+    group.look(until=11.1)
+    group.hear("shard[0]", 12.0, tick_age_s=0.5)
+    assert group.watch.due(EPOCH) == 12.5
+    assert group.look(until=12.6) == StallSeen(7, is_early=True)
+    assert group.watch.due(EPOCH) == 14.5
 
 
 def test_the_last_beacon_of_a_member_has_the_age_since_it_came() -> None:
@@ -61,12 +97,11 @@ def test_no_other_round_is_watched(op: Op) -> None:
     assert group.watch.due(EPOCH) is None
 
 
-def test_after_a_look_the_same_round_has_its_time_again_and_after_the_refit_none() -> None:
+def test_a_step_within_the_round_is_no_move_another_round_is_and_after_the_refit_nothing_is_watched() -> None:
     group = Group()
-    group.watch.follow(replace(RUN, round=Round(Op.PING, 8, frozenset()), stalled=RUN.round), 13.0)
-    group.watch.follow(RUN, 14.0)
-    assert group.watch.due(EPOCH) == (17.0, 7)
-    group.watch.follow(RUN, 16.0)
-    assert group.watch.due(EPOCH) == (17.0, 7), "a step within the round is no move"
-    group.watch.follow(None, 16.0)
+    group.watch.follow(RUN, 10.5)
+    assert group.watch.due(EPOCH) == 11.0
+    group.watch.follow(replace(RUN, round=Round(Op.JOIN, 9, frozenset())), 20.0)
+    assert group.watch.due(EPOCH) == 21.0
+    group.watch.follow(None, 20.5)
     assert group.watch.due(EPOCH) is None

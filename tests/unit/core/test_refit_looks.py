@@ -37,8 +37,8 @@ def running(fleet: FakeFleet) -> Running:
     return fleet.state.running
 
 
-def look(fleet: FakeFleet) -> None:
-    fleet.send(StallSeen(running(fleet).round.token))
+def look(fleet: FakeFleet, *, is_early: bool = False) -> None:
+    fleet.send(StallSeen(running(fleet).round.token, is_early))
 
 
 @pytest.mark.parametrize("op", [Op.JOIN, Op.TRANSFER])
@@ -104,6 +104,37 @@ def test_a_look_that_names_somebody_breaks_off_the_attempt_at_once(kind: Kind, o
     assert isinstance(outcome, Landed)
     assert (names(outcome), outcome.recoveries) == ({"shard[1]": rule}, 1)
     assert [timer.op for timer in fleet.commands if isinstance(timer, StartTimer)].count(Op.PING) == 1
+
+
+def test_an_early_look_is_over_once_all_have_answered_and_names_nobody_for_standing_still() -> None:
+    fleet = FakeFleet()
+    fleet.plan("wedge", S1, Op.TRANSFER)
+    in_round(Op.TRANSFER, fleet)
+    before = running(fleet).round
+    look(fleet, is_early=True)
+    while fleet.op is Op.PING:
+        fleet.advance()
+    run = running(fleet)
+    assert (run.round, run.stalled, run.is_early, run.findings) == (before, None, False, ())
+    look(fleet)
+    assert names(fleet.finish()) == {"shard[1]": 3}, "once it is a stall"
+
+
+@pytest.mark.parametrize(("quiet_s", "is_named"), [(LIMITS.ping_s - 0.1, False), (LIMITS.ping_s, True)])
+def test_silence_in_an_early_look_counts_only_if_nobody_has_moved_meanwhile(quiet_s: float, *, is_named: bool) -> None:
+    fleet = FakeFleet()
+    fleet.plan("freeze", S1, Op.TRANSFER)
+    in_round(Op.TRANSFER, fleet)
+    look(fleet, is_early=True)
+    while running(fleet).round.waiting != {S1}:
+        fleet.advance()
+    waits = Beacon(fleet.state.epoch, 1, 0, 0, "recv", None, "in_collective", quiet_s)
+    earlier = Beacon(fleet.state.epoch - 1)
+    fleet.send(RoundTimedOut(running(fleet).round.token, beacons={S0: (waits, 0.1), T1: (earlier, 0.1)}))
+    run = running(fleet)
+    assert [finding.rule for finding in run.findings] == [2] * is_named
+    assert (run.stalled, run.is_early) == (None, False)
+    assert is_named or (fleet.op is Op.TRANSFER and S1 not in run.evidence)
 
 
 def test_silence_in_a_look_condemns_nobody_while_the_observer_is_late() -> None:

@@ -109,6 +109,7 @@ def _settled(answers: Sequence[Settled]) -> Settled:
         released_s=max(each.released_s for each in answers),
         serving_version=versions.pop() if len(versions) == 1 else None,
         is_beside=all(each.is_beside for each in answers),
+        furthest=max(each.applied_through for each in answers),
     )
 
 

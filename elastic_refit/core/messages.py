@@ -194,13 +194,21 @@ class Settled:
     ``applied_through`` is the highest bucket of the order's version that the member holds, or held
     before it rolled back, -1 if none; ``is_beside``: these lie beside its weights, which it did not touch.
     ``released_s`` is how long the blocked call took to leave after the abort, in seconds. ``serving_version`` is the
-    version that the member holds whole, None for a mixture.
+    version that the member holds whole, None for a mixture. ``furthest``: where its ranks differ, the highest bucket
+    that one of them holds.
     """
 
     applied_through: int
     released_s: float
     serving_version: int | None = None
     is_beside: bool = False
+    furthest: int = -1
+
+    @property
+    def mixed_through(self) -> int | None:
+        """Through which bucket a version has come into the weights of a member that holds none whole; else None."""
+        taken = max(self.applied_through, self.furthest)
+        return taken if self.serving_version is None and not self.is_beside and taken >= 0 else None
 
 
 @dataclass(frozen=True, slots=True)

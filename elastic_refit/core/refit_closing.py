@@ -27,8 +27,8 @@ def closing_events(
         answer = settled[shard]
         if answer.serving_version == refit.version:
             events.append(ShardCommitted(shard, refit.epoch, refit.version))
-        elif answer.serving_version is None and not answer.is_beside and answer.applied_through >= 0:
-            events.append(WeightsPartial(shard, refit.epoch, refit.version, answer.applied_through))
+        elif (through := answer.mixed_through) is not None:
+            events.append(WeightsPartial(shard, refit.epoch, refit.version, through))
     left = refit.participants - frozenset(absent)
     is_whole = bool(left) and all(
         shard in settled and settled[shard].serving_version == refit.version for shard in left

@@ -165,12 +165,12 @@ def mixture(run: Running, answer: Settled) -> int | None:
     One that has every bucket and only has to commit is whole too, unless it is told to roll back; one that kept them
     beside its weights has mixed nothing.
     """
-    if run.manifest is None or answer.serving_version is not None or answer.is_beside:
+    through = answer.mixed_through
+    if run.manifest is None or through is None:
         return None
     last = run.manifest.num_buckets - 1
-    through = min(answer.applied_through, last)
     is_over = run.rolls_back or run.ending is not None
-    return through if through >= 0 and (through < last or is_over) else None
+    return min(through, last) if answer.applied_through < last or is_over else None
 
 
 # -- one answer

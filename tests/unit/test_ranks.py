@@ -65,8 +65,24 @@ def test_buckets_in_which_ranks_differ_equal_no_digest_that_was_sent() -> None:
 
 def test_a_member_has_settled_as_far_as_its_slowest_rank() -> None:
     answers = [Settled(4, 0.1, serving_version=2, is_beside=True), Settled(1, 0.3, serving_version=None)]
-    assert worst_of(answers) == Settled(1, 0.3, serving_version=None, is_beside=False)
-    assert worst_of([Settled(4, 0.1, 2), Settled(4, 0.1, 2)]) == Settled(4, 0.1, 2)
+    assert worst_of(answers) == Settled(1, 0.3, serving_version=None, is_beside=False, furthest=4)
+    assert worst_of([Settled(4, 0.1, 2), Settled(4, 0.1, 2)]) == Settled(4, 0.1, 2, furthest=4)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mixed_through"),
+    [
+        ([Settled(3, 0.1), Settled(-1, 0.1, serving_version=1)], 3),
+        ([Settled(2, 0.1), Settled(0, 0.1)], 2),
+        ([Settled(-1, 0.1, serving_version=1), Settled(-1, 0.1, serving_version=1)], None),
+        ([Settled(5, 0.1, serving_version=2), Settled(5, 0.1, serving_version=2)], None),
+        ([Settled(3, 0.1, serving_version=1, is_beside=True), Settled(-1, 0.1, 1, is_beside=True)], None),
+    ],
+)
+def test_a_member_is_a_mixture_as_soon_as_one_of_its_ranks_is(ranks: list[Settled], mixed_through: int | None) -> None:
+    answer = worst_of(ranks)
+    assert isinstance(answer, Settled)
+    assert answer.mixed_through == mixed_through
 
 
 @pytest.mark.parametrize("answers", [[Committed(1), Committed(2)], [Done(), Committed(1)]])

@@ -77,13 +77,15 @@ class Strike:
 
 @dataclass
 class FakeFleet:
-    """``reached``: the highest bucket that everybody has when the chain stops."""
+    """``reached``: the highest bucket that everybody has when the chain stops, or, in the slowest rank of each member,
+    ``slowest_rank``."""
 
     num_trainers: int = 2
     num_shards: int = 3
     max_recoveries: int = 1
     min_healthy: int = 1
     reached: int = 1
+    slowest_rank: int | None = None
     suspects: frozenset[ShardId] = frozenset()
     late_s: float = 0.0
     """How late the observer is whenever a deadline passes."""
@@ -312,7 +314,8 @@ class FakeFleet:
         if self._attempt is Op.TRANSFER and isinstance(member, ShardId) and self.serving.get(member) != self._version:
             self._apply(member, self.reached)
         through, is_beside = self.through.get(member, -1), self.commit == "staged"
-        settled = Settled(through, 0.01, self.serving.get(member), is_beside)
+        slowest = through if self.slowest_rank is None else self.slowest_rank
+        settled = Settled(slowest, 0.01, self.serving.get(member), is_beside, furthest=through)
         if order.roll_back:
             self.through[member] = -1
         return settled

@@ -54,6 +54,11 @@ def test_a_refit_that_one_did_not_commit_has_ended_and_that_one_is_partial(fleet
     assert (fleet.record(0).version, fleet.record(1).version) == (NEW, None)
 
 
+def test_a_shard_is_as_partial_as_that_rank_of_it_that_came_furthest(fleet: Fleet) -> None:
+    events = close(fleet, {S0: whole(), S1: Settled(-1, 0.0, None, furthest=2), S2: whole()})
+    assert WeightsPartial(S1, 2, NEW, 2) in events
+
+
 def test_every_bucket_and_no_commit_is_not_whole(fleet: Fleet) -> None:
     events = close(fleet, {S0: whole(), S1: partial(LAST), S2: whole()})
     assert WeightsPartial(S1, 2, NEW, LAST) in events

@@ -248,6 +248,16 @@ def test_survivors_of_an_ended_refit_that_hold_a_mixture_serve_no_more() -> None
     assert serving(fleet.ledger) == ()
 
 
+def test_a_shard_of_which_one_rank_took_in_buckets_and_another_none_serves_no_more() -> None:
+    fleet = warm(num_shards=3)
+    fleet.slowest_rank = -1
+    fleet.plan("kill", T1, Op.TRANSFER)
+    assert isinstance(fleet.refit(2), Ended)
+    partial = [ev.WeightsPartial(shard, fleet.state.epoch, 2, fleet.reached) for shard in (S0, S1, S2)]
+    assert fleet.recorded(ev.WeightsPartial) == partial
+    assert serving(fleet.ledger) == ()
+
+
 def test_survivors_of_an_ended_refit_that_took_nothing_in_serve_on() -> None:
     fleet = warm(num_shards=3)
     fleet.reached = -1

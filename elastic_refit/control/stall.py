@@ -10,16 +10,17 @@ from elastic_refit.control.host import Heard
 from elastic_refit.core.deadlines import Deadlines
 from elastic_refit.core.evidence import Beacon
 from elastic_refit.core.ids import Member
-from elastic_refit.core.refit_state import Running, StallSeen
-from elastic_refit.core.refit_turn import WATCHED
+from elastic_refit.core.refit_state import Round, Running, StallSeen
+from elastic_refit.core.refit_turn import ATTEMPT, IN_STEP
 from elastic_refit.ranks import furthest_behind, member_of
 
 __all__ = ["StallWatch"]
 
 
 class StallWatch:
-    """Tells when to look why nobody moves, by what is ``heard``: early, and again once it is a stall.
+    """Tells when to look why nobody moves, by what is ``heard``: early, for silence, and again once it is a stall.
 
+    In rounds in which nobody waits for the others, standing still means nothing, and silence is all that is looked for.
     ``now`` is seconds of the clock by which the beacons were heard. ``look_s`` and ``stall_s`` count from the last move
     of anybody, or from the last look that took place at a stall.
     """
@@ -27,33 +28,33 @@ class StallWatch:
     def __init__(self, heard: Callable[[], Mapping[str, Heard]], limits: Deadlines) -> None:
         self._heard = heard
         self._limits = limits
-        self._token: int | None = None
-        self._round: int | None = None
+        self._watched: Round | None = None
+        self._token = -1
         self._since = 0.0
         self._early_at = -math.inf
 
     def follow(self, running: Running | None, now: float) -> None:
         """Take in where the refit is after a step of the protocol."""
-        self._token = running.round.token if running is not None and running.round.op in WATCHED else None
-        if self._token is not None and self._token != self._round:
-            self._round, self._since = self._token, now
+        self._watched = running.round if running is not None and running.round.op in ATTEMPT else None
+        if self._watched is not None and self._watched.token != self._token:
+            self._token, self._since = self._watched.token, now
 
     def due(self, epoch: int) -> float | None:
         """When to look unless somebody moves; None if nothing is to be watched."""
-        if self._token is None:
+        if self._watched is None:
             return None
         moved = self._moved(epoch)
         return moved + (self._limits.look_s if self._early_at < moved else self._limits.stall_s)
 
     def look(self, epoch: int, now: float) -> StallSeen:
         """The look that is due."""
-        assert self._token is not None, "nothing is watched"
+        assert self._watched is not None, "nothing is watched"
         is_early = self._early_at < self._moved(epoch)
         if is_early:
             self._early_at = now
         else:
             self._since = now
-        return StallSeen(self._token, is_early)
+        return StallSeen(self._token, is_for_silence=is_early or self._watched.op not in IN_STEP)
 
     def _moved(self, epoch: int) -> float:
         ticks = (each.at_s - each.beacon.tick_age_s for each in self._heard().values() if each.beacon.epoch == epoch)

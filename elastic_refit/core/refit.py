@@ -3,7 +3,7 @@
 A refit is a sequence of rounds; in each, every member concerned is asked one thing::
 
     PROBE → (PREPARE → JOIN, when the membership changed) → READY → TRANSFER → COMMIT → landed
-       a stall in JOIN, TRANSFER: PING beside it; if that names somebody, it is a failure
+       a stall in any of them: PING beside it; if that names somebody, it is a failure
        any failure after PROBE:  PING → FENCE → SETTLE → PREPARE → JOIN → READY → TRANSFER → COMMIT
        any end after PROBE:      FENCE whoever is condemned → SETTLE, rolling back → ended
 
@@ -68,7 +68,7 @@ from elastic_refit.core.refit_state import (
     Running,
     StallSeen,
 )
-from elastic_refit.core.refit_turn import ATTEMPT, WATCHED, Turn, everybody
+from elastic_refit.core.refit_turn import ATTEMPT, IN_STEP, Turn, everybody
 from elastic_refit.core.refit_verdict import (
     Judgement,
     judge,
@@ -223,7 +223,7 @@ class _Protocol(Turn):
 
     def _time_is_up(self, event: RoundTimedOut) -> None:
         """What looked like a stall and was none says nothing of who was silent meanwhile."""
-        if self.running.is_early and self.has_moved(event):
+        if self.running.is_for_silence and self.has_moved(event):
             return self.resume()
         self.missed(event)
         return self._weigh(event.observer_late_s, final=True)
@@ -231,9 +231,9 @@ class _Protocol(Turn):
     def stall_seen(self, event: StallSeen) -> None:
         """Ask everybody, and disturb nobody: the attempt goes on, and may end well meanwhile."""
         current = self.running.round
-        if event.token != current.token or current.op not in WATCHED:
+        if event.token != current.token or current.op not in (ATTEMPT if event.is_for_silence else IN_STEP):
             return self.ignore(f"round {event.token} is over, or not one in which all wait for each other")
-        self.change(stalled=current, is_early=event.is_early)
+        self.change(stalled=current, is_for_silence=event.is_for_silence)
         orders = dict.fromkeys(self.members, PingOrder(self.state.epoch))
         return self.open_round(Op.PING, orders, seconds=self.state.policy.deadlines.ping_s)
 
@@ -356,7 +356,7 @@ class _Protocol(Turn):
         run = self.running
         if run.round.waiting and not final:
             return None
-        if run.is_early and not final:
+        if run.is_for_silence and not final:
             return self.resume()
         judgement = judge(self.state.policy, run, self.group, late_s)
         if run.stalled is not None:
@@ -369,9 +369,11 @@ class _Protocol(Turn):
         return self._act_on(judgement, self._settle)
 
     def _looked(self, judgement: Judgement) -> None:
-        """A look breaks off the attempt only if it names somebody."""
+        """A look breaks off the attempt only if it names somebody; rule 4 is about who stands still."""
+        limit = 4 if self.running.is_for_silence else 5
+        is_named = any(finding.rule < limit for finding in (*judgement.findings, *judgement.named))
         self.resume()
-        if judgement.findings or judgement.named:
+        if is_named:
             self._open_incident()
             self.change(interrupted=self.running.round)
             self._act_on(judgement, self._settle)

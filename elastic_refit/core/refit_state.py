@@ -144,9 +144,9 @@ class Running:
 
     ``first_token`` is that of its first round: what carries a lower one belongs to an earlier refit. ``interrupted`` is
     the round of the attempt that an incident broke off; its answers, while they still come, are evidence.
-    ``stalled`` is one that goes on while everybody is asked why nothing moves; ``is_early`` if it was asked before that
-    was a stall, so that only silence counts, and only once it is one. ``evidence`` is what is known about each
-    member since the attempt began, ``settled`` what the abort order was answered with.
+    ``stalled`` is one that goes on while everybody is asked why nothing moves; ``is_for_silence``: and nobody is named
+    for standing still. ``evidence`` is what is known about each member since the attempt began, ``settled`` what the
+    abort order was answered with.
     ``findings`` are the shards that were condemned. ``ending`` is set once the refit can only be wound up.
     """
 
@@ -156,7 +156,7 @@ class Running:
     first_token: int = 0
     interrupted: Round | None = None
     stalled: Round | None = None
-    is_early: bool = False
+    is_for_silence: bool = False
     membership: Membership | None = None
     is_opened: bool = False
     manifest: Manifest | None = None
@@ -238,11 +238,12 @@ class RoundTimedOut:
 class StallSeen:
     """Nobody has moved for ``stall_s`` in round ``token``. No evidence against anybody: a reason to look.
 
-    ``is_early``: not for ``stall_s`` yet, but it will be by the time that a ping may take.
+    ``is_for_silence``: nobody will have by the end of a look, or nobody has to wait for the others. Then only silence
+    to that end tells anything.
     """
 
     token: int
-    is_early: bool = False
+    is_for_silence: bool = False
 
 
 Event = RefitRequested | Answered | Died | RoundTimedOut | StallSeen

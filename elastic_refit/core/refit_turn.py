@@ -26,12 +26,12 @@ from elastic_refit.core.refit_state import (
     StartTimer,
 )
 
-__all__ = ["ATTEMPT", "WATCHED", "Turn", "everybody"]
+__all__ = ["ATTEMPT", "IN_STEP", "Turn", "everybody"]
 
 ATTEMPT = frozenset({Op.PREPARE, Op.JOIN, Op.READY, Op.TRANSFER, Op.COMMIT})
 """Rounds in which a failure opens an incident."""
 
-WATCHED = frozenset({Op.JOIN, Op.TRANSFER})
+IN_STEP = frozenset({Op.JOIN, Op.TRANSFER})
 """Rounds in which all wait for each other, so that nobody moves if one does not."""
 
 
@@ -76,8 +76,12 @@ class Turn(ABC):
         self.change(evidence={**self.running.evidence, member: replace(known, **facts)})
 
     def missed(self, event: RoundTimedOut) -> None:
-        """Who was asked has not answered; a beacon that came by itself is a sign of life, and says how far one is."""
-        for member in self.running.round.waiting:
+        """Who was asked has not answered; a beacon that came by itself is a sign of life, and says how far one is.
+
+        In a look, whoever has done what the stalled round asks of it holds nobody up, and may be silent.
+        """
+        stalled, silent = self.running.stalled, self.running.round.waiting
+        for member in silent if stalled is None else silent & stalled.waiting:
             self.know(member, answered_ping=False)
             if member in event.beacons:
                 beacon, age_s = event.beacons[member]
@@ -162,7 +166,7 @@ class Turn(ABC):
         """Look no longer why nothing moves; the attempt's round, if one seemed stalled, is the present one again."""
         stalled = self.running.stalled
         if stalled is not None:
-            self.change(round=stalled, stalled=None, is_early=False)
+            self.change(round=stalled, stalled=None, is_for_silence=False)
 
     def may_ask_again(self) -> bool:
         return self.running.round.asks < self.state.policy.max_asks

@@ -9,18 +9,17 @@ from __future__ import annotations
 import ctypes
 import io
 import logging
-import signal
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from types import FrameType
 
 import psutil
 import ray
 
 from elastic_refit.config import RunConfig
+from elastic_refit.demo.interrupts import ignore_interrupts, interruptible, unwind_on_sigterm
 from elastic_refit.errors import ConfigError
 from elastic_refit.forking.workers import forked_workers
 from elastic_refit.guardian import guarded
@@ -46,10 +45,10 @@ def cluster(config: RunConfig, *, has_dashboard: bool = True, forks: Sequence[st
     """
     _adopt_orphans()
     is_own = config.ray.address is None
-    with _interrupts(), redirect_stdout(_Discarded()), guarded() if is_own else nullcontext(), _ended():
+    with interruptible(), redirect_stdout(_Discarded()), guarded() if is_own else nullcontext(), _ended():
         with forked_workers(*forks) if is_own and forks else nullcontext():
             _init(config, has_dashboard)
-            signal.signal(signal.SIGTERM, _interrupt)  # Ray's own handler, set while it starts, ends the process
+            unwind_on_sigterm()  # Ray's own handler, set while it starts, ends the process
             yield
 
 
@@ -60,7 +59,7 @@ def _ended() -> Iterator[None]:
     try:
         yield
     finally:
-        _ignore_interrupts()
+        ignore_interrupts()
         ray.shutdown()
         left = end_descendants(timeout_s=_END_S, besides=before)
         if left:
@@ -90,16 +89,20 @@ def _init(config: RunConfig, has_dashboard: bool) -> None:
     port = config.ray.dashboard_port
     if port is not None:
         _require_free(port)
-    ray.init(
-        address="local",  # without it Ray joins whatever cluster was started on this machine last
-        num_cpus=config.ray.num_cpus or _num_cpus(config),
-        include_dashboard=has_dashboard,
-        dashboard_port=port,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        # Ray would run them at nice 15: whatever else runs on the machine then makes them miss their deadlines.
-        _system_config={"worker_niceness": 0},
-    )
+    try:
+        ray.init(
+            address="local",  # without it Ray joins whatever cluster was started on this machine last
+            num_cpus=config.ray.num_cpus or _num_cpus(config),
+            include_dashboard=has_dashboard,
+            dashboard_port=port,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            # Ray would run them at nice 15: whatever else runs on the machine then makes them miss their deadlines.
+            _system_config={"worker_niceness": 0},
+        )
+    except Exception as error:
+        logger.debug("ray_did_not_start", exc_info=True)
+        raise ConfigError(f"Ray cannot start on this machine: {type(error).__name__}: {error}") from None
 
 
 def _join(address: str) -> None:
@@ -146,24 +149,3 @@ def _adopt_orphans() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         logger.warning("no_subreaper", extra={"errno": ctypes.get_errno()})
-
-
-@contextmanager
-def _interrupts() -> Iterator[None]:
-    """Let SIGTERM unwind the stack as Ctrl-C does; afterwards as before."""
-    before = signal.signal(signal.SIGTERM, _interrupt), signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before[0])
-        signal.signal(signal.SIGINT, before[1])
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _ignore_interrupts() -> None:
-    """A second Ctrl-C must not cut the clean-up short; it is bounded."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)

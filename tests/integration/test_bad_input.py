@@ -69,6 +69,15 @@ def test_a_mistake_in_a_process_of_its_own_leaves_nothing_running() -> None:
     assert finished.left == ()
 
 
+def test_a_ray_that_cannot_start_is_one_sentence_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    finished = run("demo", "--engine", "torch", env={"RAY_TMPDIR": str(tmp_path / "file" / "ray")}, timeout_s=120)
+    assert finished.exit_code == 2, finished.output
+    assert "Ray cannot start on this machine: NotADirectoryError" in finished.output
+    assert "Traceback" not in finished.output
+    assert finished.left == ()
+
+
 def test_a_cluster_with_too_few_cpus_is_named(ray_cluster: None) -> None:
     import ray
 

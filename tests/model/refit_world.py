@@ -56,7 +56,7 @@ from elastic_refit.core.refit_state import (
     StallSeen,
     StartTimer,
 )
-from elastic_refit.core.refit_turn import ATTEMPT, WATCHED
+from elastic_refit.core.refit_turn import ATTEMPT, IN_STEP
 from tests.chains import LIMITS
 
 NUM_BUCKETS = 2
@@ -211,10 +211,11 @@ def moves(world: World) -> Iterator[Move]:
         if asked is not None:
             for member in asked.waiting - late:
                 yield from _answers(world, asked.op, member)
-    if world.budget.stalls and run.round.op in WATCHED:
+    if world.budget.stalls and run.round.op in ATTEMPT:
         budget = world.budget._replace(stalls=world.budget.stalls - 1)
-        yield Move("stall", StallSeen(run.round.token), {"budget": budget})
-        yield Move("nearly a stall", StallSeen(run.round.token, is_early=True), {"budget": budget})
+        yield Move("look for silence", StallSeen(run.round.token, is_for_silence=True), {"budget": budget})
+        if run.round.op in IN_STEP:
+            yield Move("stall", StallSeen(run.round.token), {"budget": budget})
     yield from _losses(world)
     yield from _deadlines(world)
 
@@ -244,7 +245,7 @@ def _deadlines(world: World) -> Iterator[Move]:
         late_s = (0.0, LATE_S) if world.scenario.has_late_observer and timed.op in ASKED_TWICE else (0.0,)
         for seconds in late_s:
             yield Move(f"{timed.op} over, {seconds:g} s late", RoundTimedOut(timed.token, seconds), {"budget": budget})
-        if world.running.is_early and timed is world.running.round:
+        if world.running.is_for_silence and timed is world.running.round:
             moved: dict[Member, tuple[Beacon, float]] = {TrainerId(0): (Beacon(world.machine.epoch), 0.0)}
             yield Move("no stall after all", RoundTimedOut(timed.token, beacons=moved), {"budget": budget})
 
@@ -500,7 +501,7 @@ def _check(world: World, commands: tuple[Command, ...]) -> None:
     seen = world.seen
     assert run.round.token == (seen.attempt_token if run.round.op in ATTEMPT else seen.token), "it has no timer"
     assert run.stalled is None or (run.round.op is Op.PING and run.stalled.waiting), "a look at what is over"
-    assert run.stalled or not run.is_early
+    assert run.stalled or not run.is_for_silence
     assert run.round.waiting or run.round.op in (Op.WAIT, Op.PING), "a round that waits for nobody"
     assert run.recoveries <= machine.policy.max_recoveries
     condemned = {finding.member for finding in run.findings}
@@ -569,7 +570,7 @@ def _machine_key(machine: RefitState) -> tuple[Any, ...]:
         run.version,
         (current.op, current.waiting, len(current.answers), current.asks),
         interrupted and (interrupted.op, interrupted.waiting),
-        run.stalled and (run.stalled.op, run.stalled.waiting, len(run.stalled.answers), run.is_early),
+        run.stalled and (run.stalled.op, run.stalled.waiting, len(run.stalled.answers), run.is_for_silence),
         run.membership and run.membership.epoch,
         run.fleet.present,
         run.manifest is None,

@@ -24,7 +24,7 @@ from elastic_refit.core.refit_state import (
     RoundTimedOut,
     StallSeen,
 )
-from elastic_refit.core.refit_turn import WATCHED, Turn
+from elastic_refit.core.refit_turn import ATTEMPT, IN_STEP, Turn
 from tests.model.refit_world import Move, Scenario, World, after, begin, key, moves
 
 
@@ -111,8 +111,10 @@ def _junk(world: World) -> Iterator[Event]:
     yield Answered(run.round.op, epoch, ShardId(9), answer, run.round.token)
     yield RoundTimedOut((run.stalled or run.round).token - 1)
     yield StallSeen(run.round.token - 1)
-    if run.round.op not in WATCHED:
+    if run.round.op not in IN_STEP:
         yield StallSeen(run.round.token)
+    if run.round.op not in ATTEMPT:
+        yield StallSeen(run.round.token, is_for_silence=True)
     yield Died(ShardId(0, 9), "exit")
     for op in (Op.TRANSFER, Op.SETTLE):
         if op not in [asked.op for asked in (run.round, run.stalled, run.interrupted) if asked is not None]:

@@ -182,7 +182,7 @@ def _aimed(odd: Event, state: RefitState) -> tuple[Event, ...]:
     """The same answer, from somebody who is asked just now, to what is asked; or the same stall, of this round."""
     run = state.running
     if run is not None and isinstance(odd, StallSeen):
-        return (StallSeen(run.round.token, odd.is_early),)
+        return (StallSeen(run.round.token, odd.is_for_silence),)
     if run is None or not isinstance(odd, Answered) or not run.round.waiting:
         return ()
     return (Answered(run.round.op, state.epoch, min(run.round.waiting, key=str), odd.answer, run.round.token),)

@@ -12,21 +12,22 @@ from elastic_refit.core.evidence import Beacon
 from elastic_refit.core.ids import ShardId
 from elastic_refit.core.messages import Op
 from elastic_refit.core.refit_state import Fleet, Round, Running, StallSeen
+from elastic_refit.core.refit_turn import ATTEMPT, IN_STEP
 from tests.chains import LIMITS
 
 LIMITS = replace(LIMITS, stall_s=3.0, ping_s=2.0)
 EPOCH = 4
 RUN = Running(1, Fleet(1, (1,), frozenset()), Round(Op.TRANSFER, 7, frozenset()))
-LOOKING = replace(RUN, round=Round(Op.PING, 8, frozenset()), stalled=RUN.round)
 
 
 class Group:
     """Beacons as a host would have heard them, and the watch over them."""
 
-    def __init__(self) -> None:
+    def __init__(self, op: Op = Op.TRANSFER) -> None:
         self.heard: dict[str, Heard] = {}
         self.watch = StallWatch(lambda: self.heard, LIMITS)
-        self.watch.follow(RUN, 10.0)
+        self.run = replace(RUN, round=replace(RUN.round, op=op))
+        self.watch.follow(self.run, 10.0)
 
     def hear(self, name: str, at_s: float, *, tick_age_s: float, epoch: int = EPOCH) -> None:
         self.heard[name] = Heard(Beacon(epoch, tick_age_s=tick_age_s), at_s)
@@ -36,9 +37,9 @@ class Group:
         due = self.watch.due(EPOCH)
         assert due is not None
         seen = self.watch.look(EPOCH, due)
-        self.watch.follow(LOOKING, due)
+        self.watch.follow(replace(self.run, round=Round(Op.PING, 8, frozenset()), stalled=self.run.round), due)
         assert self.watch.due(EPOCH) is None, "it is being looked"
-        self.watch.follow(RUN, until)
+        self.watch.follow(self.run, until)
         return seen
 
 
@@ -66,11 +67,11 @@ def test_a_silence_that_began_with_the_last_move_is_as_long_as_a_ping_may_take_w
 
 def test_it_is_looked_early_then_at_the_stall_and_then_as_if_somebody_had_moved() -> None:
     group = Group()
-    assert group.look(until=11.1) == StallSeen(7, is_early=True)
+    assert group.look(until=11.1) == StallSeen(7, is_for_silence=True)
     assert group.watch.due(EPOCH) == 13.0
     assert group.look(until=14.0) == StallSeen(7)
     assert group.watch.due(EPOCH) == 14.0
-    assert group.look(until=14.1) == StallSeen(7, is_early=True)
+    assert group.look(until=14.1) == StallSeen(7, is_for_silence=True)
     assert group.watch.due(EPOCH) == 16.0
 
 
@@ -79,7 +80,7 @@ def test_whoever_moves_after_an_early_look_puts_off_the_next_which_is_early_agai
     group.look(until=11.1)
     group.hear("shard[0]", 12.0, tick_age_s=0.5)
     assert group.watch.due(EPOCH) == 12.5
-    assert group.look(until=12.6) == StallSeen(7, is_early=True)
+    assert group.look(until=12.6) == StallSeen(7, is_for_silence=True)
     assert group.watch.due(EPOCH) == 14.5
 
 
@@ -90,11 +91,18 @@ def test_the_last_beacon_of_a_member_has_the_age_since_it_came() -> None:
     assert found == {ShardId(0, 1): (Beacon(EPOCH, tick_age_s=2.5), 2.0)}
 
 
-@pytest.mark.parametrize("op", sorted(set(Op) - {Op.JOIN, Op.TRANSFER}))
-def test_no_other_round_is_watched(op: Op) -> None:
+@pytest.mark.parametrize("op", sorted(set(Op) - ATTEMPT))
+def test_only_the_attempt_is_watched(op: Op) -> None:
     group = Group()
     group.watch.follow(replace(RUN, round=Round(op, 8, frozenset())), 11.0)
     assert group.watch.due(EPOCH) is None
+
+
+@pytest.mark.parametrize("op", sorted(ATTEMPT - IN_STEP))
+def test_where_nobody_waits_for_the_others_only_silence_is_looked_for(op: Op) -> None:
+    group = Group(op)
+    assert group.look(until=11.1) == StallSeen(7, is_for_silence=True)
+    assert group.look(until=13.1) == StallSeen(7, is_for_silence=True)
 
 
 def test_a_step_within_the_round_is_no_move_another_round_is_and_after_the_refit_nothing_is_watched() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elastic_refit.core.evidence import Beacon, Testimony
@@ -17,6 +19,7 @@ from elastic_refit.core.refit_state import (
     StallSeen,
     StartTimer,
 )
+from elastic_refit.core.refit_turn import ATTEMPT
 from tests.chains import LIMITS
 from tests.unit.core.refit_driver import S0, S1, S2, T0, T1, FakeFleet, Kind, names
 
@@ -37,8 +40,8 @@ def running(fleet: FakeFleet) -> Running:
     return fleet.state.running
 
 
-def look(fleet: FakeFleet, *, is_early: bool = False) -> None:
-    fleet.send(StallSeen(running(fleet).round.token, is_early))
+def look(fleet: FakeFleet, *, is_for_silence: bool = False) -> None:
+    fleet.send(StallSeen(running(fleet).round.token, is_for_silence))
 
 
 @pytest.mark.parametrize("op", [Op.JOIN, Op.TRANSFER])
@@ -57,6 +60,57 @@ def test_where_nobody_waits_for_anybody_there_is_no_stall(op: Op) -> None:
     fleet = in_round(op)
     (said,) = fleet.send(StallSeen(running(fleet).round.token))
     assert isinstance(said, Ignored)
+
+
+@pytest.mark.parametrize("op", sorted(set(Op) - ATTEMPT - {Op.WAIT}))
+def test_outside_an_attempt_nobody_looks(op: Op) -> None:
+    fleet = FakeFleet(late_s=LIMITS.ping_s)
+    fleet.plan("kill", S1, Op.TRANSFER)
+    fleet.begin(1)
+    while fleet.op is not op:
+        fleet.advance()
+    (said,) = fleet.send(StallSeen(running(fleet).round.token, is_for_silence=True))
+    assert isinstance(said, Ignored)
+
+
+@pytest.mark.parametrize("op", sorted(ATTEMPT))
+def test_a_silent_member_is_named_in_every_round_of_the_attempt(op: Op) -> None:
+    fleet = FakeFleet()
+    fleet.plan("freeze", S1, op)
+    in_round(op, fleet)
+    look(fleet, is_for_silence=True)
+    outcome = fleet.finish()
+    assert isinstance(outcome, Landed)
+    assert (names(outcome), outcome.recoveries) == ({"shard[1]": 2}, 1)
+    rounds = [timer.op for timer in fleet.commands if isinstance(timer, StartTimer)]
+    assert rounds.count(Op.PING) == 1, "the round did not have to run out"
+
+
+def test_who_has_done_what_the_round_asks_for_may_be_silent() -> None:
+    fleet = FakeFleet(hung_s=WITHIN_S)
+    in_round(Op.COMMIT, fleet)
+    fleet.answer(S1)
+    fleet.frozen.add(S1)
+    fleet.wedged |= {S0, S2}
+    before = running(fleet).round
+    look(fleet, is_for_silence=True)
+    while fleet.op is Op.PING:
+        fleet.advance()
+    assert (running(fleet).round, running(fleet).findings) == (before, ())
+
+
+def test_a_suspect_that_pauses_as_long_as_all_others_is_not_named_by_a_look_for_silence() -> None:
+    fleet = FakeFleet(suspects=frozenset({S1}), hung_s=LIMITS.pause_s / 2)
+    fleet.state = replace(fleet.state, policy=replace(fleet.state.policy, has_links=False))
+    fleet.plan("freeze", S1, Op.READY)
+    in_round(Op.READY, fleet)
+    fleet.wedged |= {T0, T1, S0, S2}
+    look(fleet, is_for_silence=True)
+    while running(fleet).round.waiting != {S1}:
+        fleet.advance()
+    pauses = Beacon(fleet.state.epoch, -1, -1, -1, "engine", None, "pausing", LIMITS.pause_s / 2)
+    fleet.send(RoundTimedOut(running(fleet).round.token, beacons={S1: (pauses, 0.0)}))
+    assert (fleet.op, running(fleet).stalled, running(fleet).findings) == (Op.READY, None, ())
 
 
 @pytest.mark.parametrize("op", [Op.JOIN, Op.TRANSFER])
@@ -111,11 +165,11 @@ def test_an_early_look_is_over_once_all_have_answered_and_names_nobody_for_stand
     fleet.plan("wedge", S1, Op.TRANSFER)
     in_round(Op.TRANSFER, fleet)
     before = running(fleet).round
-    look(fleet, is_early=True)
+    look(fleet, is_for_silence=True)
     while fleet.op is Op.PING:
         fleet.advance()
     run = running(fleet)
-    assert (run.round, run.stalled, run.is_early, run.findings) == (before, None, False, ())
+    assert (run.round, run.stalled, run.is_for_silence, run.findings) == (before, None, False, ())
     look(fleet)
     assert names(fleet.finish()) == {"shard[1]": 3}, "once it is a stall"
 
@@ -125,7 +179,7 @@ def test_silence_in_an_early_look_counts_only_if_nobody_has_moved_meanwhile(quie
     fleet = FakeFleet()
     fleet.plan("freeze", S1, Op.TRANSFER)
     in_round(Op.TRANSFER, fleet)
-    look(fleet, is_early=True)
+    look(fleet, is_for_silence=True)
     while running(fleet).round.waiting != {S1}:
         fleet.advance()
     waits = Beacon(fleet.state.epoch, 1, 0, 0, "recv", None, "in_collective", quiet_s)
@@ -133,7 +187,7 @@ def test_silence_in_an_early_look_counts_only_if_nobody_has_moved_meanwhile(quie
     fleet.send(RoundTimedOut(running(fleet).round.token, beacons={S0: (waits, 0.1), T1: (earlier, 0.1)}))
     run = running(fleet)
     assert [finding.rule for finding in run.findings] == [2] * is_named
-    assert (run.stalled, run.is_early) == (None, False)
+    assert (run.stalled, run.is_for_silence) == (None, False)
     assert is_named or (fleet.op is Op.TRANSFER and S1 not in run.evidence)
 
 

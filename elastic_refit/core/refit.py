@@ -9,8 +9,7 @@ A refit is a sequence of rounds; in each, every member concerned is asked one th
 
 ``step`` is total: an event of another epoch or refit, of somebody who was not asked, or of a round that is over gives
 :class:`Ignored` with the reason and changes nothing. What must never happen here: a condemnation without a finding, a
-byte before its ``RefitOpened`` is recorded, a membership that holds somebody who was condemned, a refit that neither
-lands nor ends.
+byte before its ``RefitOpened`` is recorded, somebody condemned in a membership, a refit that neither lands nor ends.
 """
 
 from __future__ import annotations
@@ -370,8 +369,8 @@ class _Protocol(Turn):
 
     def _looked(self, judgement: Judgement) -> None:
         """A look breaks off the attempt only if it names somebody; rule 4 is about who stands still."""
-        limit = 4 if self.running.is_for_silence else 5
-        is_named = any(finding.rule < limit for finding in (*judgement.findings, *judgement.named))
+        may_stand_still = self.running.is_for_silence
+        is_named = any(each.rule < 4 or not may_stand_still for each in (*judgement.findings, *judgement.named))
         self.resume()
         if is_named:
             self._open_incident()

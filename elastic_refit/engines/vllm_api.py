@@ -9,9 +9,12 @@ of these.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
@@ -21,11 +24,12 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import layerwise
+from vllm.model_executor.models import utils as models
 from vllm.platforms import current_platform
 
 __all__ = [
     "begin_reload",
-    "disable_mtp_completeness_check",
+    "continued_load",
     "end_update",
     "finish_reload",
     "quantised_dtypes",
@@ -37,6 +41,7 @@ __all__ = [
     "unfed_layers",
 ]
 
+_patching = threading.Lock()
 _PLAIN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _WEIGHTS = ("weight", "weight_packed")
 
@@ -71,6 +76,25 @@ def rounded(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> 
     for name, tensor in tensors:
         is_kept_wide = current_platform.is_cpu() and name.endswith(".bias") and tensor.is_floating_point()
         yield name, tensor.to(dtype) if is_kept_wide else tensor
+
+
+@contextmanager
+def continued_load(ties: dict[int, dict[str, str]]) -> Iterator[None]:
+    """Let ``model.load_weights`` inside, which gets a part of the weights, go on where the last part ended.
+
+    vLLM begins every load by looking through all modules for tied embeddings: a tenth of an update that comes in
+    sixteen parts. What the first one finds is kept in ``ties``, so that all parts act on it as a whole load would.
+    """
+    with _patching:
+        look = models._get_tied_embedding_params
+
+        def known(module: torch.nn.Module) -> dict[str, str]:
+            if id(module) not in ties:
+                ties[id(module)] = look(module)
+            return ties[id(module)]
+
+        with patch.object(models, "_get_tied_embedding_params", known), disable_mtp_completeness_check():
+            yield
 
 
 def finish_reload(model: torch.nn.Module, model_config: Any) -> None:
@@ -112,6 +136,8 @@ def unfed_layers(model: torch.nn.Module) -> list[str]:
         for name, (layer, info) in waiting.items()
         if info.kernel_tensors[0] and _is_short(layer, info)
     }
+    if not short:
+        return []
     fed: set[int] = set()
     for name, layer in model.named_modules():
         if name not in short:

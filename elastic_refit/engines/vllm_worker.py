@@ -92,6 +92,8 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
         super().__init__(*args, **kwargs)
         self.update = UpdateLedger(version=0)
         self._manifest: Manifest | None = None
+        self._ties: dict[int, dict[str, str]] = {}
+        """What vLLM has found out about the open update's model."""
 
     def init_transfer_engine(self, init_info: ManifestInfo) -> None:
         self._manifest = Manifest.from_dict(init_info.manifest)
@@ -101,6 +103,7 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
             raise PlanMismatch("no manifest: init_weight_transfer_engine comes before the first update")
         self._require_quantised(self._manifest)
         self.update.open(self._manifest)
+        self._ties.clear()
         try:
             vllm_api.begin_reload(self.model)
         except BaseException:
@@ -109,7 +112,7 @@ class ElasticRefitTransfer(WeightTransferEngine[ManifestInfo, TensorsInfo]):  # 
 
     def feed(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Load whole tensors. vLLM keeps references to them until their layer is complete."""
-        with self.update.taking(name for name, _ in tensors), vllm_api.disable_mtp_completeness_check():
+        with self.update.taking(name for name, _ in tensors), vllm_api.continued_load(self._ties):
             self.model.load_weights(vllm_api.rounded(tensors, self.model_config.dtype))
 
     def receive_weights(self, update_info: TensorsInfo) -> None:

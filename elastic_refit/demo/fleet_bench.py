@@ -6,7 +6,6 @@ them. What must never happen here: a rival that starts with a cold cache, or wei
 
 from __future__ import annotations
 
-import logging
 import statistics
 import tempfile
 import time
@@ -22,7 +21,9 @@ from elastic_refit.actors.setup import ParticipantSetup
 from elastic_refit.actors.trainer import TrainerActor
 from elastic_refit.actors.vllm_shard import VllmShardActor
 from elastic_refit.config import RunConfig
+from elastic_refit.demo.cluster import cluster
 from elastic_refit.demo.tiny_model import load_trainer_model, make_tiny_model
+from elastic_refit.forking.workers import VLLM_MODULES, WORKER_MODULES
 from elastic_refit.transports.base import HeldWeights, WeightSource
 
 __all__ = ["measure"]
@@ -57,17 +58,15 @@ class BenchTrainer(TrainerActor):
         return [ray.put({name: tensor.numpy() for name, tensor in self._weights.items()})]
 
 
-def measure(*, repeats: int = 5, sizes: Sequence[str] = tuple(_SIZES)) -> dict[str, Any]:
+def measure(*, repeats: int = 15, sizes: Sequence[str] = tuple(_SIZES)) -> dict[str, Any]:
     """Takes some minutes, mostly to start engines. Starts a Ray of its own, on this machine, and ends it.
 
     Seconds are medians over ``repeats`` rounds; ``refit_over_reload`` is their ratio, round by round. ``engine_s`` is
     what the slowest shard spent inside vLLM; the rest is packing, moving, digests and the protocol.
     """
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    try:
+    own = RunConfig.model_validate({"ray": {"num_cpus": 4}})
+    with cluster(own, has_dashboard=False, forks=(*WORKER_MODULES, *VLLM_MODULES)):
         return {size: _of_size(_SIZES[size], repeats) for size in sizes}
-    finally:
-        ray.shutdown()
 
 
 def _of_size(num_layers: int, repeats: int) -> dict[str, Any]:

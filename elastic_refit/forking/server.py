@@ -54,6 +54,7 @@ def main(address: str, modules: list[str]) -> None:
     wanted = _serve(address)
     if wanted is None:
         shutil.rmtree(Path(address).parent, ignore_errors=True)  # the one who made it may have been killed
+        os._exit(0)  # some libraries list what they leak when an interpreter ends
     else:
         _become(wanted)
 

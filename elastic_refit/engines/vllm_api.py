@@ -41,7 +41,8 @@ __all__ = [
     "unfed_layers",
 ]
 
-_patching = threading.Lock()
+_LOOK = "_get_tied_embedding_params"
+_looking = threading.Lock()
 _PLAIN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _WEIGHTS = ("weight", "weight_packed")
 
@@ -82,18 +83,18 @@ def rounded(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> 
 def continued_load(ties: dict[int, dict[str, str]]) -> Iterator[None]:
     """Let ``model.load_weights`` inside, which gets a part of the weights, go on where the last part ended.
 
-    vLLM begins every load by looking through all modules for tied embeddings: a tenth of an update that comes in
-    sixteen parts. What the first one finds is kept in ``ties``, so that all parts act on it as a whole load would.
+    vLLM 0.32 begins every load by looking through all modules for tied embeddings: a tenth of an update that comes in
+    sixteen parts. What the first part finds is kept in ``ties``, so that all act on it as a whole load would.
     """
-    with _patching:
-        look = models._get_tied_embedding_params
+    with _looking:
+        look: Any = getattr(models, _LOOK, None)  # another version may look in another way
 
         def known(module: torch.nn.Module) -> dict[str, str]:
             if id(module) not in ties:
                 ties[id(module)] = look(module)
             return ties[id(module)]
 
-        with patch.object(models, "_get_tied_embedding_params", known), disable_mtp_completeness_check():
+        with patch.object(models, _LOOK, known, create=True), disable_mtp_completeness_check():
             yield
 
 

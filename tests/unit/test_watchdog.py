@@ -158,7 +158,7 @@ def test_a_thousand_refits_share_one_thread(watchdog: RefitAbortWatchdog) -> Non
     for epoch in range(1000):
         with watchdog.armed(epoch=epoch, abort_s=5, hard_s=10) as armed:
             armed.tick()
-    assert set(threading.enumerate()) == threads
+    assert set(threading.enumerate()) <= threads
 
 
 def test_the_thread_ends_when_the_watchdog_is_closed() -> None:
@@ -167,7 +167,7 @@ def test_the_thread_ends_when_the_watchdog_is_closed() -> None:
     with watchdog.armed(epoch=0, abort_s=5, hard_s=10):
         pass
     watchdog.close()
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
     with pytest.raises(ValueError, match="closed"), watchdog.armed(epoch=1, abort_s=5, hard_s=10):
         pass
 

@@ -154,7 +154,8 @@ class RefitShell:
         elif self._timers and time.monotonic() >= due:
             _, token = heapq.heappop(self._timers)
             now = time.monotonic()
-            self._events.append(RoundTimedOut(token, now - due, self._stall.beacons(self._members, now)))
+            heard, still_s = self._stall.beacons(self._members, now), self._stall.still_s(self.state.epoch, now)
+            self._events.append(RoundTimedOut(token, now - due, heard, still_s))
         elif look_at is not None and look_at <= now:
             self._events.append(self._stall.look(self.state.epoch, now))
 

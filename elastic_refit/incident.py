@@ -88,7 +88,8 @@ class IncidentClock:
             looked, self.looked = self.looked, self._look_since(after, now)
             if after is None or not after.in_incident:
                 return
-            self._begin(before, now if looked is None else looked, now)
+            was_told = after.round.op is not Op.PING  # what fails during a look is looked into anew
+            self._begin(before, looked if looked is not None and was_told else now, now)
         else:
             self.seconds[self.stage] += now - self.since
             self.since = now

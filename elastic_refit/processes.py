@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 _ORPHAN_LOOK_S = 1.0
+_LOOK_AGAIN_S = 1.0
 _STOPPED_LOOK_S = 0.05
 _STOPPED = ("T", "t")
 """The states of a process that a signal or a tracer has stopped."""
@@ -229,7 +230,7 @@ def end_all(find: Callable[[], Iterable[psutil.Process]], *, timeout_s: float) -
             return [process.pid for process in living]
         for process in living:
             _kill(process)
-        _wait_until_gone(living, deadline)
+        _wait_until_gone(living, min(deadline, time.monotonic() + _LOOK_AGAIN_S))
 
 
 def _wait_until_gone(processes: Sequence[psutil.Process], deadline: float) -> None:

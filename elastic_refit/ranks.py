@@ -107,8 +107,8 @@ def _settled(answers: Sequence[Settled]) -> Settled:
     return Settled(
         applied_through=min(each.applied_through for each in answers),
         released_s=max(each.released_s for each in answers),
-        serving_version=versions.pop() if len(versions) == 1 else None,
-        is_beside=all(each.is_beside for each in answers),
+        serving_version=answers[0].serving_version if len(versions) == 1 else None,
+        is_beside=len(versions) == 1 and all(each.is_beside for each in answers),
         furthest=max(each.applied_through for each in answers),
     )
 

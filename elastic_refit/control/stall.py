@@ -1,4 +1,4 @@
-"""When nobody moves: the coordinator's view of the beacons, in the rounds in which all wait for each other."""
+"""When nobody moves: the coordinator's view of the beacons, in the rounds of an attempt."""
 
 from __future__ import annotations
 
@@ -55,6 +55,10 @@ class StallWatch:
         else:
             self._since = now
         return StallSeen(self._token, is_for_silence=is_early or self._watched.op not in IN_STEP)
+
+    def still_s(self, epoch: int, now: float) -> float:
+        """For how many seconds nobody has moved, or nothing was to be expected."""
+        return now - self._moved(epoch)
 
     def _moved(self, epoch: int) -> float:
         ticks = (each.at_s - each.beacon.tick_age_s for each in self._heard().values() if each.beacon.epoch == epoch)

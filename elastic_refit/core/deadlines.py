@@ -38,6 +38,7 @@ _COVERS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 
 
 _EARLIEST_LOOK = 0.25
+"""Share of ``stall_s`` before which nobody is asked, however long a ping may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,7 @@ from elastic_refit.core.refit_verdict import (
     judge_settle,
     misfit,
     mixture,
+    told_by_look,
 )
 from elastic_refit.core.verdict import Finding
 
@@ -222,7 +223,7 @@ class _Protocol(Turn):
 
     def _time_is_up(self, event: RoundTimedOut) -> None:
         """What looked like a stall and was none says nothing of who was silent meanwhile."""
-        if self.running.is_for_silence and self.has_moved(event):
+        if self.running.is_for_silence and event.still_s < self.state.policy.deadlines.ping_s:
             return self.resume()
         self.missed(event)
         return self._weigh(event.observer_late_s, final=True)
@@ -233,8 +234,7 @@ class _Protocol(Turn):
         if event.token != current.token or current.op not in (ATTEMPT if event.is_for_silence else IN_STEP):
             return self.ignore(f"round {event.token} is over, or not one in which all wait for each other")
         self.change(stalled=current, is_for_silence=event.is_for_silence)
-        orders = dict.fromkeys(self.members, PingOrder(self.state.epoch))
-        return self.open_round(Op.PING, orders, seconds=self.state.policy.deadlines.ping_s)
+        return self._ask(seconds=self.state.policy.deadlines.ping_s)
 
     # -- before the refit
 
@@ -346,9 +346,9 @@ class _Protocol(Turn):
             self.stop_expecting(failed)
         self._ask()
 
-    def _ask(self) -> None:
+    def _ask(self, seconds: float | None = None) -> None:
         alive = [member for member in self.members if not self.is_dead(member)]
-        self.open_round(Op.PING, dict.fromkeys(alive, PingOrder(self.state.epoch)))
+        self.open_round(Op.PING, dict.fromkeys(alive, PingOrder(self.state.epoch)), seconds=seconds)
 
     def _weigh(self, late_s: float = 0.0, *, final: bool = False) -> None:
         """Give the verdict once the evidence is complete, or its time is up, or the dead speak for themselves."""
@@ -368,14 +368,12 @@ class _Protocol(Turn):
         return self._act_on(judgement, self._settle)
 
     def _looked(self, judgement: Judgement) -> None:
-        """A look breaks off the attempt only if it names somebody; rule 4 is about who stands still."""
-        may_stand_still = self.running.is_for_silence
-        is_named = any(each.rule < 4 or not may_stand_still for each in (*judgement.findings, *judgement.named))
+        told = told_by_look(self.running, judgement)
         self.resume()
-        if is_named:
+        if told is not None:
             self._open_incident()
             self.change(interrupted=self.running.round)
-            self._act_on(judgement, self._settle)
+            self._act_on(told, self._settle)
 
     def _act_on(self, judgement: Judgement, go_on: Callable[[], None]) -> None:
         self._condemn(judgement.findings)

@@ -5,6 +5,7 @@ Everything is a frozen value, so that the same protocol runs under Ray, in an ex
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
@@ -144,10 +145,10 @@ class Running:
 
     ``first_token`` is that of its first round: what carries a lower one belongs to an earlier refit. ``interrupted`` is
     the round of the attempt that an incident broke off; its answers, while they still come, are evidence.
-    ``stalled`` is one that goes on while everybody is asked why nothing moves; ``is_for_silence``: and nobody is named
-    for standing still. ``evidence`` is what is known about each member since the attempt began, ``settled`` what the
-    abort order was answered with.
-    ``findings`` are the shards that were condemned. ``ending`` is set once the refit can only be wound up.
+    ``stalled`` is one that goes on while everybody is asked why nothing moves; ``is_for_silence``, as in
+    :class:`StallSeen`. ``evidence`` is what is known about each member since the attempt began, ``settled`` what the
+    abort order was answered with. ``findings`` are the shards that were condemned. ``ending`` is set once the refit can
+    only be wound up.
     """
 
     version: int
@@ -227,19 +228,21 @@ class RoundTimedOut:
     """The deadline of round ``token`` passed. ``observer_late_s``: how late the observer's own loop was by then.
 
     ``beacons``: the last that came by itself of each member, as of now, and how many seconds ago it came.
+    ``still_s``: since when nobody has moved, in seconds before now.
     """
 
     token: int
     observer_late_s: float = 0.0
     beacons: Mapping[Member, tuple[Beacon, float]] = field(default_factory=dict)
+    still_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class StallSeen:
-    """Nobody has moved for ``stall_s`` in round ``token``. No evidence against anybody: a reason to look.
+    """Nobody moves in round ``token``. No evidence against anybody: a reason to look.
 
-    ``is_for_silence``: nobody will have by the end of a look, or nobody has to wait for the others. Then only silence
-    to that end tells anything.
+    ``is_for_silence``: not for ``stall_s`` yet, but by the end of a look; or nobody has to wait for the others. Then
+    only silence to that end counts, and only if nobody has moved meanwhile.
     """
 
     token: int

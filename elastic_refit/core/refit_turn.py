@@ -76,21 +76,12 @@ class Turn(ABC):
         self.change(evidence={**self.running.evidence, member: replace(known, **facts)})
 
     def missed(self, event: RoundTimedOut) -> None:
-        """Who was asked has not answered; a beacon that came by itself is a sign of life, and says how far one is.
-
-        In a look, whoever has done what the stalled round asks of it holds nobody up, and may be silent.
-        """
-        stalled, silent = self.running.stalled, self.running.round.waiting
-        for member in silent if stalled is None else silent & stalled.waiting:
+        """Who was asked has not answered; a beacon that came by itself is a sign of life, and says how far one is."""
+        for member in self.running.round.waiting:
             self.know(member, answered_ping=False)
             if member in event.beacons:
                 beacon, age_s = event.beacons[member]
                 self.know(member, beacon=beacon, beacon_age_s=age_s)
-
-    def has_moved(self, event: RoundTimedOut) -> bool:
-        """Whether anybody has in the time that a ping may take."""
-        epoch, limit_s = self.state.epoch, self.state.policy.deadlines.ping_s
-        return any(beacon.epoch == epoch and beacon.tick_age_s < limit_s for beacon, _ in event.beacons.values())
 
     def _ranks(self, member: Member) -> range:
         group = self.running.membership

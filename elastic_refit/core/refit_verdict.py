@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from elastic_refit.core.attribution import ON_TIME_SHARE, AttributionView, attribute
@@ -38,7 +38,17 @@ from elastic_refit.core.verdict import (
     Verdict,
 )
 
-__all__ = ["Judgement", "WrongDigests", "judge", "judge_digests", "judge_probe", "judge_settle", "misfit", "mixture"]
+__all__ = [
+    "Judgement",
+    "WrongDigests",
+    "judge",
+    "judge_digests",
+    "judge_probe",
+    "judge_settle",
+    "misfit",
+    "mixture",
+    "told_by_look",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +119,23 @@ def _error_of(verdict: Verdict) -> str | None:
             return "UnattributedHang"
         case never:
             assert_never(never)
+
+
+def told_by_look(run: Running, judgement: Judgement) -> Judgement | None:
+    """What a look at the round that ``run`` calls stalled may act on; None if the attempt goes on.
+
+    It is broken off only for somebody that holds it up: whoever has done what the round asks of it may be silent, or
+    dead. While nobody has to move (a look for silence), nobody is named for standing still.
+    """
+    waiting = run.stalled.waiting if run.stalled is not None else frozenset[Member]()
+
+    def counts(finding: Finding) -> bool:
+        return finding.rule <= 2 or (finding.member in waiting and not run.is_for_silence)
+
+    findings, named = (tuple(filter(counts, each)) for each in (judgement.findings, judgement.named))
+    if not any(finding.member in waiting for finding in (*findings, *named)):
+        return None
+    return replace(judgement, findings=findings, named=named, error=judgement.error if named else None)
 
 
 # -- the rounds that ask for a sign of life

@@ -102,7 +102,8 @@ def _init(config: RunConfig, has_dashboard: bool) -> None:
         )
     except Exception as error:
         logger.debug("ray_did_not_start", exc_info=True)
-        raise ConfigError(f"Ray cannot start on this machine: {type(error).__name__}: {error}") from None
+        first_line = (str(error).splitlines() or [""])[0]
+        raise ConfigError(f"Ray cannot start on this machine: {type(error).__name__}: {first_line}") from None
 
 
 def _join(address: str) -> None:

@@ -32,7 +32,8 @@ def interruptible() -> Iterator[None]:
 
     def dropped(unraisable: Any) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            number = signal.SIGTERM if before[signal.SIGINT] == signal.SIG_IGN else signal.SIGINT
+            unwinds = before[signal.SIGINT] is signal.default_int_handler
+            number = signal.SIGINT if unwinds else signal.SIGTERM
             threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
         else:
             hook(unraisable)

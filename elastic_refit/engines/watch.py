@@ -30,8 +30,14 @@ def engine_processes() -> tuple[int, ...]:
 
 
 def end_processes(pids: Sequence[int], *, timeout_s: float) -> None:
-    """SIGKILL what is left of ``pids``, children of this process or theirs, and wait until it is gone."""
-    left = [process for process in psutil.process_iter() if process.pid in pids]
+    """SIGKILL what is left of ``pids``, children of this process or theirs, and wait until it is gone.
+
+    Shared memory that only they had mapped is removed.
+    """
+    left = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left.append(psutil.Process(pid))
     end_all(lambda: left, timeout_s=timeout_s)
 
 

@@ -42,11 +42,11 @@ class Moments:
             self._send_request(self.lab.shard(self.cell.between[0]))
 
     def _patience_s(self) -> float:
-        """How long after the strike: well before a stall is seen, in the middle of the look, or well after it."""
+        """How long after the strike: well before anybody looks, in the middle of the look, or well after it."""
         limits = self.lab.limits
         match self.cell.thaw:
             case "before_stall":
-                return 0.5 * limits.stall_s
+                return 0.5 * limits.look_s
             case "in_evidence":
                 return limits.look_s + 0.5 * limits.ping_s
             case "after_stall":

@@ -246,8 +246,7 @@ def _deadlines(world: World) -> Iterator[Move]:
         for seconds in late_s:
             yield Move(f"{timed.op} over, {seconds:g} s late", RoundTimedOut(timed.token, seconds), {"budget": budget})
         if world.running.is_for_silence and timed is world.running.round:
-            moved: dict[Member, tuple[Beacon, float]] = {TrainerId(0): (Beacon(world.machine.epoch), 0.0)}
-            yield Move("no stall after all", RoundTimedOut(timed.token, beacons=moved), {"budget": budget})
+            yield Move("no stall after all", RoundTimedOut(timed.token, still_s=0.0), {"budget": budget})
 
 
 def _requests(world: World) -> Iterator[Move]:

@@ -70,6 +70,15 @@ def test_an_incident_that_a_look_revealed_began_with_the_look() -> None:
     assert (clock.phase, clock.evidence) == ("transfer", tuple(known.values()))
 
 
+def test_an_incident_of_something_that_failed_during_a_look_began_with_the_failure() -> None:
+    clock, look = IncidentClock(struck=99.5), _looking(Op.TRANSFER)
+    clock.observe(QUIET, look, 98.0)
+    clock.observe(look, _in_round(Op.PING), 100.0)
+    clock.observe(_in_round(Op.PING), None, 101.0)
+    seconds = clock.close()
+    assert (seconds["detect"], seconds["attribute"], clock.phase) == (0.5, 1.0, "transfer")
+
+
 def test_a_look_that_names_nobody_is_no_incident_and_the_next_one_counts_from_itself() -> None:
     clock, look = IncidentClock(), _looking(Op.JOIN)
     clock.observe(QUIET, look, 90.0)

@@ -77,6 +77,7 @@ def test_a_member_has_settled_as_far_as_its_slowest_rank() -> None:
         ([Settled(-1, 0.1, serving_version=1), Settled(-1, 0.1, serving_version=1)], None),
         ([Settled(5, 0.1, serving_version=2), Settled(5, 0.1, serving_version=2)], None),
         ([Settled(3, 0.1, serving_version=1, is_beside=True), Settled(-1, 0.1, 1, is_beside=True)], None),
+        ([Settled(5, 0.1, serving_version=2, is_beside=True), Settled(5, 0.1, 1, is_beside=True)], 5),
     ],
 )
 def test_a_member_is_a_mixture_as_soon_as_one_of_its_ranks_is(ranks: list[Settled], mixed_through: int | None) -> None:

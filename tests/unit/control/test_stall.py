@@ -65,6 +65,14 @@ def test_a_silence_that_began_with_the_last_move_is_as_long_as_a_ping_may_take_w
     assert replace(LIMITS, ping_s=LIMITS.stall_s).look_s == 0.25 * LIMITS.stall_s, "but nobody is asked at once"
 
 
+def test_it_is_still_for_as_long_as_no_rank_of_anybody_has_moved() -> None:
+    group = Group()
+    assert group.watch.still_s(EPOCH, 12.5) == 2.5
+    group.hear("shard[0]", 14.0, tick_age_s=4.0)
+    group.hear("shard[0]/1", 14.0, tick_age_s=0.5)
+    assert group.watch.still_s(EPOCH, 14.0) == 0.5
+
+
 def test_it_is_looked_early_then_at_the_stall_and_then_as_if_somebody_had_moved() -> None:
     group = Group()
     assert group.look(until=11.1) == StallSeen(7, is_for_silence=True)

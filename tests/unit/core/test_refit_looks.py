@@ -174,21 +174,74 @@ def test_an_early_look_is_over_once_all_have_answered_and_names_nobody_for_stand
     assert names(fleet.finish()) == {"shard[1]": 3}, "once it is a stall"
 
 
-@pytest.mark.parametrize(("quiet_s", "is_named"), [(LIMITS.ping_s - 0.1, False), (LIMITS.ping_s, True)])
-def test_silence_in_an_early_look_counts_only_if_nobody_has_moved_meanwhile(quiet_s: float, *, is_named: bool) -> None:
+@pytest.mark.parametrize(("still_s", "is_named"), [(LIMITS.ping_s - 0.1, False), (LIMITS.ping_s, True)])
+def test_silence_in_an_early_look_counts_only_if_nobody_has_moved_meanwhile(still_s: float, *, is_named: bool) -> None:
     fleet = FakeFleet()
     fleet.plan("freeze", S1, Op.TRANSFER)
     in_round(Op.TRANSFER, fleet)
     look(fleet, is_for_silence=True)
     while running(fleet).round.waiting != {S1}:
         fleet.advance()
-    waits = Beacon(fleet.state.epoch, 1, 0, 0, "recv", None, "in_collective", quiet_s)
-    earlier = Beacon(fleet.state.epoch - 1)
-    fleet.send(RoundTimedOut(running(fleet).round.token, beacons={S0: (waits, 0.1), T1: (earlier, 0.1)}))
+    fleet.send(RoundTimedOut(running(fleet).round.token, still_s=still_s))
     run = running(fleet)
     assert [finding.rule for finding in run.findings] == [2] * is_named
     assert (run.stalled, run.is_for_silence) == (None, False)
     assert is_named or (fleet.op is Op.TRANSFER and S1 not in run.evidence)
+
+
+def test_what_was_answered_in_an_earlier_look_is_no_sign_of_life_in_this_one() -> None:
+    fleet = in_round(Op.TRANSFER)
+    fleet.answer(S0)
+    fleet.wedged |= {T0, T1, S1, S2}
+    look(fleet, is_for_silence=True)
+    while fleet.op is Op.PING:
+        fleet.advance()
+    fleet.frozen |= {T0, T1, S0, S1, S2}
+    look(fleet, is_for_silence=True)
+    fleet.send(RoundTimedOut(running(fleet).round.token))
+    assert (fleet.op, running(fleet).findings) == (Op.TRANSFER, ()), "the coordinator is cut off, and nobody to blame"
+
+
+@pytest.mark.parametrize("max_recoveries", [0, 1])
+def test_a_shard_that_has_committed_and_died_does_not_break_off_a_refit_that_will_land(max_recoveries: int) -> None:
+    fleet = in_round(Op.COMMIT, FakeFleet(max_recoveries=max_recoveries, hung_s=WITHIN_S))
+    fleet.answer(S1)
+    fleet.send(Died(S1, "SIGKILL"))
+    fleet.dead.add(S1)
+    fleet.wedged |= {S0, S2}
+    look(fleet, is_for_silence=True)
+    assert fleet.called(Op.PING)[-4:] == [T0, T1, S0, S2], "the dead are not asked"
+    while fleet.op is Op.PING:
+        fleet.advance()
+    fleet.wedged.clear()
+    fleet.answer(S0)
+    fleet.answer(S2)
+    assert isinstance(fleet.outcome, Landed)
+    assert (fleet.outcome.recoveries, fleet.outcome.findings) == (0, ())
+
+
+def test_a_trainer_that_packs_for_long_is_not_named_because_another_missed_a_ping() -> None:
+    fleet = in_round(Op.READY, FakeFleet(hung_s=LIMITS.pack_s + 1))
+    for member in (T1, S0, S2):
+        fleet.answer(member)
+    fleet.wedged.add(T0)
+    fleet.frozen.add(S1)
+    look(fleet, is_for_silence=True)
+    while running(fleet).round.waiting != {S1}:
+        fleet.advance()
+    pauses = Beacon(fleet.state.epoch, -1, -1, -1, "engine", None, "pausing", 1.0)
+    fleet.send(RoundTimedOut(running(fleet).round.token, beacons={S1: (pauses, 0.1)}))
+    assert (fleet.op, running(fleet).ending, running(fleet).findings) == (Op.READY, None, ())
+
+
+def test_who_is_silent_too_when_a_look_names_another_is_condemned_with_it() -> None:
+    fleet = in_round(Op.TRANSFER)
+    fleet.answer(S2)
+    fleet.frozen |= {S1, S2}
+    look(fleet)
+    outcome = fleet.finish()
+    assert isinstance(outcome, Landed)
+    assert (names(outcome), outcome.recoveries) == ({"shard[1]": 2, "shard[2]": 2}, 1)
 
 
 def test_silence_in_a_look_condemns_nobody_while_the_observer_is_late() -> None:

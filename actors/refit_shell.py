@@ -154,10 +154,15 @@ class RefitShell:
         elif self._timers and time.monotonic() >= due:
             _, token = heapq.heappop(self._timers)
             now = time.monotonic()
-            heard, still_s = self._stall.beacons(self._members, now), self._stall.still_s(self.state.epoch, now)
-            self._events.append(RoundTimedOut(token, now - due, heard, still_s))
+            still_s = self._stall.still_s(self.state.epoch, now)
+            self._events.append(RoundTimedOut(token, now - due, self._stall.beacons(self._widths(), now), still_s))
         elif look_at is not None and look_at <= now:
             self._events.append(self._stall.look(self.state.epoch, now))
+
+    def _widths(self) -> dict[Member, int]:
+        running = self.state.running
+        group = None if running is None else running.membership
+        return {} if group is None else {member: len(group.ranks(member)) for member in group.members}
 
     def _event_of(self, ref: ray.ObjectRef) -> Event | None:
         call = self._pending.pop(ref)

@@ -124,5 +124,5 @@ class WideFleet:
         heard = self.host.heard()
         if not {"shard[0]", "shard[0]/1"} <= heard.keys() or heard["shard[0]/1"].beacon.phase != "applying":
             return False
-        beacon, _ = StallWatch(self.host.heard, LIMITS).beacons([SHARD], 0.0)[SHARD]
+        beacon, _ = StallWatch(self.host.heard, LIMITS).beacons({SHARD: self.width}, 0.0)[SHARD]
         return beacon.applied == heard["shard[0]/1"].beacon.applied < heard["shard[0]"].beacon.applied

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from elastic_refit.control.host import Heard
@@ -64,10 +64,11 @@ class StallWatch:
         ticks = (each.at_s - each.beacon.tick_age_s for each in self._heard().values() if each.beacon.epoch == epoch)
         return max((self._since, *ticks))
 
-    def beacons(self, members: Iterable[Member], now: float) -> dict[Member, tuple[Beacon, float]]:
+    def beacons(self, widths: Mapping[Member, int], now: float) -> dict[Member, tuple[Beacon, float]]:
         """The last beacon of each member that sent one, as if it had not moved since, and the seconds since.
 
-        Of a member of several ranks: that of the one furthest behind, and the seconds since the most silent one's.
+        Of a member of several ranks: that of the one furthest behind, and the seconds since the most silent one's. One
+        of whose ranks nothing was ever heard has none: the others say nothing of that rank.
         """
         heard: dict[str, list[tuple[Beacon, float]]] = {}
         for name, last in self._heard().items():
@@ -76,6 +77,6 @@ class StallWatch:
             heard.setdefault(member_of(name), []).append((still, age_s))
         return {
             member: (furthest_behind([beacon for beacon, _ in ranks]), max(age_s for _, age_s in ranks))
-            for member in members
-            if (ranks := heard.get(str(member)))
+            for member, width in widths.items()
+            if len(ranks := heard.get(str(member), [])) == width
         }

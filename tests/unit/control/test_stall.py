@@ -95,8 +95,16 @@ def test_whoever_moves_after_an_early_look_puts_off_the_next_which_is_early_agai
 def test_the_last_beacon_of_a_member_has_the_age_since_it_came() -> None:
     group = Group()
     group.hear("shard[0]#1", 12.0, tick_age_s=0.5)
-    found = group.watch.beacons([ShardId(0), ShardId(0, 1)], 14.0)
+    found = group.watch.beacons({ShardId(0): 1, ShardId(0, 1): 1}, 14.0)
     assert found == {ShardId(0, 1): (Beacon(EPOCH, tick_age_s=2.5), 2.0)}
+
+
+def test_a_member_of_which_one_rank_was_never_heard_has_no_beacon_and_else_the_age_of_the_most_silent_one() -> None:
+    group = Group()
+    group.hear("shard[0]", 14.0, tick_age_s=0.0)
+    assert group.watch.beacons({ShardId(0): 2}, 14.0) == {}
+    group.hear("shard[0]/1", 11.0, tick_age_s=0.0)
+    assert group.watch.beacons({ShardId(0): 2}, 14.0) == {ShardId(0): (Beacon(EPOCH, tick_age_s=3.0), 3.0)}
 
 
 @pytest.mark.parametrize("op", sorted(set(Op) - ATTEMPT))

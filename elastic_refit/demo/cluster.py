@@ -100,6 +100,8 @@ def _init(config: RunConfig, has_dashboard: bool) -> None:
             # Ray would run them at nice 15: whatever else runs on the machine then makes them miss their deadlines.
             _system_config={"worker_niceness": 0},
         )
+    except SystemExit:
+        raise KeyboardInterrupt from None  # Ray's own handler of SIGTERM
     except Exception as error:
         logger.debug("ray_did_not_start", exc_info=True)
         first_line = (str(error).splitlines() or [""])[0]

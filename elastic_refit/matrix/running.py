@@ -50,7 +50,7 @@ def _work_beside(
 ) -> None:
     """An interrupt takes the fleets away from under their threads, and waits until these have noticed."""
     workers = [
-        threading.Thread(target=_work, args=(batches, bench, watcher, stopping), daemon=True) for bench in benches
+        threading.Thread(target=_work_until, args=(stopping, batches, bench, watcher), daemon=True) for bench in benches
     ]
     for worker in workers:
         worker.start()
@@ -64,6 +64,14 @@ def _work_beside(
                 bench.break_off()
         for worker in workers:
             worker.join(_ENDS_S)
+
+
+def _work_until(stopping: threading.Event, batches: deque[list[Cell]], bench: Bench, watcher: Watcher) -> None:
+    try:
+        _work(batches, bench, watcher, stopping)
+    except BaseException:
+        if not stopping.is_set():  # else its fleet was taken away
+            raise
 
 
 def _work(batches: deque[list[Cell]], bench: Bench, watcher: Watcher, stopping: threading.Event) -> None:

@@ -29,6 +29,7 @@ from elastic_refit.engines.vllm_terms import (
 )
 from elastic_refit.engines.watch import DeathWatch, end_processes, engine_processes
 from elastic_refit.errors import ConfigError, ShardDied, ShardError
+from elastic_refit.shared_memory import mapped_by, remove_abandoned
 
 __all__ = ["VllmProcessEngine"]
 
@@ -79,6 +80,7 @@ class VllmProcessEngine(ShardEngine):
             self._end_loop()
             raise
         self._processes = tuple(pid for pid in engine_processes() if pid not in before)
+        self._segments = mapped_by(self._processes)
         self._watch = DeathWatch(self._processes)
         from elastic_refit.engines.vllm_worker import assume_version
 
@@ -131,6 +133,7 @@ class VllmProcessEngine(ShardEngine):
         with contextlib.suppress(Exception):  # of an engine that is dead already; its processes end all the same
             asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result(_END_S)
         end_processes(self._processes, timeout_s=_END_S)
+        remove_abandoned(self._segments)  # what vLLM's C++ part has made stays when one of its processes was killed
         self._end_loop()
 
     def _end_loop(self) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from elastic_refit.engines.base import Hosting, PauseMode, Sample, SamplingSpec,
 from elastic_refit.engines.vllm_process import VllmProcessEngine
 from elastic_refit.errors import ShardDied, ShardError
 from elastic_refit.processes import is_living
+from elastic_refit.shared_memory import mapped_by
 from tests.engine_lab import EXACT, Lab, logprob_gap
 from tests.engine_suite import *  # noqa: F403 - every test of the suite is one of this module
 from tests.waiting import wait_until
@@ -150,6 +152,8 @@ def test_the_death_of_one_rank_is_noticed_in_flight_and_nobody_is_left(lab: Lab,
     waiting = threads.submit(lab.sample)
     blocked = threads.submit(lab.engine.in_workers, block)
     processes = [psutil.Process(pid) for pid in engine.pids()[1:]]
+    segments = mapped_by(engine.pids()[1:])
+    assert any("cpushm" in segment for segment in segments), "what vLLM's C++ part has made"
     core, victim = processes[0], processes[-1]
     assert core.ppid() == os.getpid()
     victim.kill()
@@ -161,3 +165,4 @@ def test_the_death_of_one_rank_is_noticed_in_flight_and_nobody_is_left(lab: Lab,
     with pytest.raises(ShardError, match="closed"):
         lab.sample()
     assert not any(map(is_living, processes))
+    assert not [segment for segment in segments if Path(segment).exists()]

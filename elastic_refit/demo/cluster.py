@@ -104,8 +104,8 @@ def _init(config: RunConfig, has_dashboard: bool) -> None:
         raise KeyboardInterrupt from None  # Ray's own handler of SIGTERM
     except Exception as error:
         logger.debug("ray_did_not_start", exc_info=True)
-        first_line = (str(error).splitlines() or [""])[0]
-        raise ConfigError(f"Ray cannot start on this machine: {type(error).__name__}: {first_line}") from None
+        why = f"{type(error).__name__}: {_first_line(error)}"
+        raise ConfigError(f"Ray cannot start on this machine: {why}") from None
 
 
 def _join(address: str) -> None:
@@ -115,7 +115,11 @@ def _join(address: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise _no_cluster(address, str(error).splitlines()[0]) from None
+        raise _no_cluster(address, _first_line(error)) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or ["it does not say why"])[0]
 
 
 def _require_listener(host: str, port: int, address: str) -> None:
